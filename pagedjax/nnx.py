@@ -18,7 +18,7 @@ from pagedjax.paged.attention import AttentionSpec, Placement, causal_attention,
 from pagedjax.paged.block_tables import Batch
 from pagedjax.paged.pages import CacheLayer, PagesSpec
 
-__all__ = ["Pages", "PagedAttention", "StepBatch", "attach", "cache_layers", "detach"]
+__all__ = ["PagedAttention", "Pages", "StepBatch", "attach", "cache_layers", "detach"]
 
 
 class Pages(nnx.Variable):
@@ -90,10 +90,9 @@ class PagedAttention(nnx.Module):
             ``[batch, tokens, num_heads, v_head_dim]``.
         """
         wanted = (self.num_heads, self.cache.num_kv_heads, self.cache.num_kv_heads)
-        if (q.shape[2], k.shape[2], v.shape[2]) != wanted:
-            raise ValueError(
-                f"q, k, v have {q.shape[2]}, {k.shape[2]}, {v.shape[2]} heads but layer {self.layer} was made for {wanted}"
-            )
+        heads = (q.shape[2], k.shape[2], v.shape[2])
+        if heads != wanted:
+            raise ValueError(f"q, k, v have {heads} heads but layer {self.layer} was made for {wanted}")
         if self.pages is None or self.batch is None or self.placement is None:
             return causal_attention(q, k, v, spec=self.spec)
         out, pages = write_and_attend(
@@ -120,9 +119,7 @@ def paged_layers(model: nnx.Module) -> list[PagedAttention]:
     found.sort(key=lambda module: module.layer)
     numbers = [module.layer for module in found]
     if not found or numbers != list(range(len(found))):
-        raise ValueError(
-            f"the model's PagedAttention layers are numbered {numbers}; number them 0, 1, 2, … in the order of the model"
-        )
+        raise ValueError(f"the model's PagedAttention layers are numbered {numbers}; number them 0, 1, 2, … in order")
     return found
 
 

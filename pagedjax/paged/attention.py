@@ -19,6 +19,7 @@ from pagedjax.kernels.xla.write import write_kv as xla_write_kv
 from pagedjax.paged.block_tables import Batch
 from pagedjax.paged.pages import HEADS_AXIS, pages_partition, physical_head_map
 
+
 @dataclass(frozen=True)
 class AttentionSpec:
     """How one layer attends; static.
