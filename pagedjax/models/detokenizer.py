@@ -1,7 +1,8 @@
 """Text from token ids that come one at a time, never ending in half a character.
 
-A token may hold part of a UTF-8 character. Where tokens are bytes (byte-level BPE) the bytes are decoded incrementally, which costs
-the same for every token. Other decoders look at a token's neighbours, so a short window is decoded again and what is new is taken.
+A token may hold part of a UTF-8 character. Where tokens are bytes (byte-level BPE) the bytes are decoded
+incrementally, which costs the same for every token. Other decoders look at a token's neighbours, so a short window is
+decoded again and what is new is taken.
 """
 
 import codecs

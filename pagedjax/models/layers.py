@@ -1,7 +1,7 @@
 """The parts of a decoder that work token by token: products, RMSNorm, RoPE.
 
-Weights lie as ``[in, out]`` and are used as ``x @ w``: XLA's CPU backend is up to ten times slower on the transposed form.
-"float32" means precision HIGHEST, on every backend.
+Weights lie as ``[in, out]`` and are used as ``x @ w``: XLA's CPU backend is up to ten times slower on the transposed
+form. "float32" means precision HIGHEST, on every backend.
 """
 
 import jax
@@ -13,7 +13,7 @@ __all__ = ["RMSNorm", "apply_rope", "dot", "make_param", "rope_frequencies", "ro
 
 
 def make_param(rngs: nnx.Rngs | None, shape: tuple[int, ...], dtype: jnp.dtype, *, scale: float | None) -> nnx.Param:
-    """A parameter: normal numbers of standard deviation `scale`, ones where it is None, or (without `rngs`) a shape only.
+    """A parameter: normal numbers of deviation `scale`, ones where it is None, or (without `rngs`) only a shape.
 
     A parameter that is only a ``jax.ShapeDtypeStruct`` costs no memory; a loader puts the array in.
     """

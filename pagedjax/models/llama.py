@@ -31,7 +31,8 @@ def gate_up_width(intermediate_size: int) -> int:
 class Attention(nnx.Module):
     """Grouped-query self-attention with RoPE.
 
-    Parameters: ``qkv [hidden, num_kv_heads * (queries per KV head + 2) * head_dim]``, ``out [num_heads * head_dim, hidden]``.
+    Parameters: ``qkv [hidden, num_kv_heads * (queries per KV head + 2) * head_dim]`` and
+    ``out [num_heads * head_dim, hidden]``.
     """
 
     def __init__(self, config: ModelConfig, layer: int, *, rngs: nnx.Rngs | None, param_dtype: jnp.dtype):

@@ -61,8 +61,8 @@ def load_model(model: str | Path, *, dtype: Any = "float32", progress: Progress 
     Resident memory grows to the size of the weights in `dtype` plus the largest slices in flight, not to twice that.
 
     Args:
-        model: ``"smollm2-135m"``, a ``.gguf`` file, or a Hugging Face folder (``config.json``, ``model.safetensors`` or its
-            shards, ``tokenizer.json``).
+        model: ``"smollm2-135m"``, a ``.gguf`` file, or a Hugging Face folder (``config.json``, ``model.safetensors``
+            or its shards, ``tokenizer.json``).
         dtype: of weights and computation: float32, bfloat16, float16, or float64 where jax has 64 bits switched on.
         progress: called with (bytes filled, bytes in all) as the weights come in.
 
@@ -122,8 +122,8 @@ def _load(
 
     if tokenizer.vocab_size > config.vocab_size:
         raise LoadError(
-            f"{tokenizer.source}: the tokenizer has {tokenizer.vocab_size:,} tokens but the embedding {config.vocab_size:,} rows:"
-            " they do not belong together; use the tokenizer that came with the model"
+            f"{tokenizer.source}: the tokenizer has {tokenizer.vocab_size:,} tokens but the embedding"
+            f" {config.vocab_size:,} rows: they do not belong together; use the tokenizer that came with the model"
         )
     model = Llama(config, rngs=None, dtype=dtype)
     fill_model(model, file, names, progress=progress)

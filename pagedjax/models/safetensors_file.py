@@ -7,6 +7,7 @@ The format is a length, a JSON header and raw numbers, so that rows can be read 
 import json
 import math
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -55,7 +56,7 @@ class SafetensorsFile:
         except BaseException:
             self.close()
             raise
-        self.tensors = MappingProxyType(tensors)
+        self.tensors: Mapping[str, TensorInfo] = MappingProxyType(tensors)
 
     def close(self) -> None:
         """Closes all files."""

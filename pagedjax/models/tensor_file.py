@@ -1,7 +1,7 @@
 """What the loaders ask of a file of weights: names, shapes, and rows of a tensor read one slice at a time.
 
-Rows are read with ``os.pread`` into memory that is dropped again, never through a memory map: mapped pages would count as
-resident, and a bfloat16 model read from a float32 file would take three times its size.
+Rows are read with ``os.preadv`` into memory that is dropped again, never through a memory map: mapped pages would
+count as resident, and a bfloat16 model read from a float32 file would take three times its size.
 """
 
 import os

@@ -117,7 +117,7 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], *, source: str = "GGUF") ->
         source: what messages call the file.
 
     Raises:
-        LoadError: it is no byte-level BPE, its pre-tokenizer is not known, or parts are missing or contradict each other.
+        LoadError: it is no byte-level BPE, its pre-tokenizer is not known, or parts are missing or contradictory.
     """
     kind, pre = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre")
     if kind != "gpt2":
@@ -136,7 +136,7 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], *, source: str = "GGUF") ->
     types = metadata.get("tokenizer.ggml.token_type", [])
     special = {i for i, kind in enumerate(types) if kind == _CONTROL}
     special |= {i for i in (ids["bos"], ids["eos"]) if i is not None}
-    added = {i: True for i in special} | {i: False for i, kind in enumerate(types) if kind == _USER_DEFINED}
+    added = dict.fromkeys(special, True) | {i: False for i, kind in enumerate(types) if kind == _USER_DEFINED}
     tokenizer = _byte_level_bpe(tokens, merges, pre, added, source)
     adds_bos = metadata.get("tokenizer.ggml.add_bos_token", pre in _LLAMA3_NAMES)
     template = None
@@ -163,7 +163,7 @@ def _special_id(metadata: Mapping[str, Any], key: str, num_tokens: int, source: 
 
 
 def _byte_level_bpe(tokens: list[str], merges: list[str], pre: str, added: Mapping[int, bool], source: str) -> Any:
-    """A ``tokenizers.Tokenizer``; `added` says which ids are matched as a whole in any text, and which of them are special."""
+    """A ``tokenizers.Tokenizer``; `added`: the ids that are matched whole in any text, and whether each is special."""
     from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
     from tokenizers import Tokenizer as FastTokenizer
 
@@ -172,8 +172,8 @@ def _byte_level_bpe(tokens: list[str], merges: list[str], pre: str, added: Mappi
         raise LoadError(
             f"{source}: {len(tokens) - len(vocab)} tokens of tokenizer.ggml.tokens are doubled; fetch the file again"
         )
-    pairs = [tuple(merge.split(" ")) for merge in merges]
     try:
+        pairs = [(left, right) for left, right in (merge.split(" ") for merge in merges)]
         bpe = models.BPE(vocab, pairs, fuse_unk=False, byte_fallback=False, ignore_merges=pre in _LLAMA3_NAMES)
     except Exception as error:  # tokenizers raises nothing more precise
         raise LoadError(
