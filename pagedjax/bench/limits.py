@@ -1,0 +1,215 @@
+"""What the machine could do at best: the floor that a step's time is compared with.
+
+Two limits are measured, not looked up: how fast memory is read, and how long a model's matrix products take alone. A
+decode step cannot be faster than its products plus the reading of its KV; what it takes beyond that is ours to remove.
+A floor that is too high flatters, so each limit is tried in several forms and the fastest counts, whatever the form.
+All of it runs on jax's default device.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from pagedjax.bench.timing import Measurement, measure
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class ReadBandwidth:
+    """How fast memory is read.
+
+    Attributes:
+      bytes_per_s: of the fastest form's best repeat.
+      form: which form that was.
+      measurement: its repeats, each a pass over `num_bytes`.
+      num_bytes: size of the array.
+    """
+
+    bytes_per_s: float
+    form: str
+    measurement: Measurement
+    num_bytes: int
+
+
+def _read_in_order(x: jax.Array) -> jax.Array:
+    return jnp.sum(x)
+
+
+def _read_in_two_columns(x: jax.Array) -> jax.Array:
+    return jnp.sum(x.reshape(2, -1, 1024), axis=1)
+
+
+def _times_vector(x: jax.Array) -> jax.Array:
+    return x.reshape(-1, 8192) @ jnp.ones(8192, x.dtype)
+
+
+def _vector_times(x: jax.Array) -> jax.Array:
+    return jnp.ones(8192, x.dtype) @ x.reshape(8192, -1)
+
+
+_READS: Mapping[str, Callable[[jax.Array], jax.Array]] = {
+    "sum": _read_in_order,
+    "sum of two columns": _read_in_two_columns,
+    "matrix times vector": _times_vector,
+    "vector times matrix": _vector_times,
+}
+
+
+def read_bandwidth(*, num_bytes: int = 512 * MIB, repeats: int = 15) -> ReadBandwidth:
+    """Measure how fast the device reads its memory: one float32 array, read once, by the fastest of several reductions.
+
+    On a CPU XLA's plain sum is bound by its additions and reads on one core: hence the products with a vector.
+
+    Args:
+      num_bytes: size of the array, bytes; far larger than the caches, or they are what is measured.
+      repeats: passes of each form; the best one counts.
+
+    Raises:
+      ValueError: num_bytes is no positive multiple of 64 MiB.
+    """
+    if num_bytes < 1 or num_bytes % (64 * MIB):
+        raise ValueError(f"num_bytes is {num_bytes:,}; it must be a positive multiple of {64 * MIB:,}")
+    x = jax.block_until_ready(jnp.ones(num_bytes // 4, jnp.float32))
+    timed = _race({form: partial(jax.jit(read), x) for form, read in _READS.items()}, repeats)
+    form = _fastest(timed)
+    return ReadBandwidth(num_bytes / timed[form].best_s, form, timed[form], num_bytes)
+
+
+@dataclass(frozen=True)
+class Products:
+    """The time of a list of matrix products alone.
+
+    Attributes:
+      measurement: its repeats, each all the products once.
+      forms: for each (rows, in, out), the form that was fastest.
+      flops: operations of one repeat; a multiply-add counts two.
+      weight_bytes: bytes of all the weights, each read once in a repeat.
+    """
+
+    measurement: Measurement
+    forms: Mapping[tuple[int, int, int], str]
+    flops: int
+    weight_bytes: int
+
+
+@dataclass(frozen=True)
+class _Form:
+    """A way to compute x[rows, in] times a weight; `out_in` says that the weight is stored [out, in]."""
+
+    product: Callable[[jax.Array, jax.Array], jax.Array]
+    out_in: bool = False
+    max_rows: int | None = None
+
+
+def _contract(x: jax.Array, w: jax.Array, x_axis: int, w_axis: int) -> jax.Array:
+    precision = lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
+    return lax.dot_general(x, w, (((x_axis,), (w_axis,)), ((), ())), precision=precision)
+
+
+def _padded_to_two_rows(x: jax.Array, w: jax.Array) -> jax.Array:
+    return _contract(jnp.pad(x, ((0, 1), (0, 0))), w, 1, 0)[:1]
+
+
+_FORMS: Mapping[str, _Form] = {
+    "x[rows, in] @ w[in, out]": _Form(lambda x, w: _contract(x, w, 1, 0)),
+    "(w[in, out].T @ x.T).T": _Form(lambda x, w: _contract(w, x, 0, 1).T),
+    "x[rows, in] @ w[out, in].T": _Form(lambda x, w: _contract(x, w, 1, 1), out_in=True),
+    "(w[out, in] @ x.T).T": _Form(lambda x, w: _contract(w, x, 1, 1).T, out_in=True),
+    "two rows": _Form(_padded_to_two_rows, max_rows=1),
+}
+
+
+def products_alone(
+    shapes: Sequence[tuple[int, int]], rows: int | Sequence[int], dtype: Any, *, repeats: int = 10
+) -> Products:
+    """Measure the matrix products of a model and nothing else, in one compiled call that reads each weight once.
+
+    The products are chained as in a model: each takes the leading columns of the one before (behind an optimisation
+    barrier, so that none of its columns is dropped). For each shape several forms are timed on all the weights of that
+    shape, and the call is made of the fastest ones. float32 products have precision HIGHEST.
+
+    Args:
+      shapes: (in, out) of each weight, in order.
+      rows: rows of x, for all products or for each; it cannot grow along the chain (a head may take fewer).
+      dtype: of x and the weights.
+      repeats: timed calls.
+
+    Raises:
+      ValueError: there are no shapes, or rows do not fit them.
+    """
+    all_rows = [rows] * len(shapes) if isinstance(rows, int) else list(rows)
+    if not shapes or len(all_rows) != len(shapes):
+        raise ValueError(f"got {len(shapes)} shapes and {len(all_rows)} rows; one for each is needed, and at least one")
+    if min(all_rows) < 1 or any(after > before for before, after in pairwise(all_rows)):
+        raise ValueError(f"rows are {all_rows}; they must be at least 1 and cannot grow along the chain")
+    products = [(num_rows, *shape) for num_rows, shape in zip(all_rows, shapes, strict=True)]
+    weights = [_weight(index, shape, dtype) for index, shape in enumerate(shapes)]
+    forms = {}
+    for product in dict.fromkeys(products):
+        same = [index for index, other in enumerate(products) if other == product]
+        alike = [weights[index] for index in same]
+        forms[product], chosen = _fastest_form(product, alike, repeats=max(3, repeats // 2))
+        for index, weight in zip(same, chosen, strict=True):
+            weights[index] = weight
+    call = jax.jit(partial(_chain, [(product, _FORMS[forms[product]]) for product in products]))
+    x = _inputs(products[0], dtype)
+    return Products(
+        measurement=measure(partial(call, x, weights), repeats=repeats),
+        forms=forms,
+        flops=sum(2 * num_rows * size_in * size_out for num_rows, size_in, size_out in products),
+        weight_bytes=sum(weight.nbytes for weight in weights),
+    )
+
+
+def _weight(seed: int, shape: tuple[int, int], dtype: Any) -> jax.Array:
+    """Normal numbers, scaled so that products keep the scale of their input: nothing overflows or denormalises."""
+    return (jax.random.normal(jax.random.key(seed), shape, jnp.float32) * shape[0] ** -0.5).astype(dtype)
+
+
+def _inputs(product: tuple[int, int, int], dtype: Any) -> jax.Array:
+    num_rows, size_in, _ = product
+    return jax.random.normal(jax.random.key(0), (num_rows, size_in), jnp.float32).astype(dtype)
+
+
+def _fastest_form(product: tuple[int, int, int], weights: list[jax.Array], repeats: int) -> tuple[str, list[jax.Array]]:
+    """Return the fastest form for a product, and the weights as that form stores them."""
+    allowed = {name: form for name, form in _FORMS.items() if form.max_rows is None or product[0] <= form.max_rows}
+    stored = {False: weights, True: [jnp.array(weight.T, copy=True) for weight in weights]}
+    x = _inputs(product, weights[0].dtype)
+    calls = {}
+    for name, form in allowed.items():
+        chain = jax.jit(partial(_chain, [(product, form)] * len(weights)))
+        calls[name] = partial(chain, x, stored[form.out_in])
+    name = _fastest(_race(calls, repeats))
+    return name, stored[_FORMS[name].out_in]
+
+
+def _chain(plan: Sequence[tuple[tuple[int, int, int], _Form]], x: jax.Array, weights: Sequence[jax.Array]) -> jax.Array:
+    """Each product of the leading rows and columns of the one before; columns repeat where there are too few."""
+    for ((num_rows, size_in, _), form), weight in zip(plan, weights, strict=True):
+        if x.shape[1] < size_in:
+            x = jnp.tile(x, (1, -(-size_in // x.shape[1])))
+        x = lax.optimization_barrier(form.product(x[:num_rows, :size_in], weight))
+    return x
+
+
+def _race(calls: Mapping[str, Callable[[], Any]], repeats: int) -> dict[str, Measurement]:
+    """Time each call `repeats` times, in turn, so that a disturbance hits all of them."""
+    for call in calls.values():
+        jax.block_until_ready(call())
+    samples: dict[str, tuple[float, ...]] = dict.fromkeys(calls, ())
+    for _ in range(repeats):
+        for name, call in calls.items():
+            samples[name] += measure(call, repeats=1, warmup=0).samples_s
+    return {name: Measurement(taken) for name, taken in samples.items()}
+
+
+def _fastest(timed: Mapping[str, Measurement]) -> str:
+    return min(timed, key=lambda name: timed[name].best_s)
