@@ -9,7 +9,6 @@ All of it runs on jax's default device.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 import jax
@@ -62,7 +61,12 @@ _READS: Mapping[str, Callable[[jax.Array], jax.Array]] = {
 }
 
 
-def read_bandwidth(*, num_bytes: int = 512 * MIB, repeats: int = 15) -> ReadBandwidth:
+def read_bandwidth(*, num_bytes: int = 512 * MIB, repeats: int = 15) -> float:
+    """Return the bytes/s at which the device reads its memory at best; see `fastest_read`."""
+    return fastest_read(num_bytes=num_bytes, repeats=repeats).bytes_per_s
+
+
+def fastest_read(*, num_bytes: int = 512 * MIB, repeats: int = 15) -> ReadBandwidth:
     """Measure how fast the device reads its memory: one float32 array, read once, by the fastest of several reductions.
 
     On a CPU XLA's plain sum is bound by its additions and reads on one core: hence the products with a vector.
@@ -80,23 +84,6 @@ def read_bandwidth(*, num_bytes: int = 512 * MIB, repeats: int = 15) -> ReadBand
     timed = _race({form: partial(jax.jit(read), x) for form, read in _READS.items()}, repeats)
     form = _fastest(timed)
     return ReadBandwidth(num_bytes / timed[form].best_s, form, timed[form], num_bytes)
-
-
-@dataclass(frozen=True)
-class Products:
-    """The time of a list of matrix products alone.
-
-    Attributes:
-      measurement: its repeats, each all the products once.
-      forms: for each (rows, in, out), the form that was fastest.
-      flops: operations of one repeat; a multiply-add counts two.
-      weight_bytes: bytes of all the weights, each read once in a repeat.
-    """
-
-    measurement: Measurement
-    forms: Mapping[tuple[int, int, int], str]
-    flops: int
-    weight_bytes: int
 
 
 @dataclass(frozen=True)
@@ -126,46 +113,69 @@ _FORMS: Mapping[str, _Form] = {
 }
 
 
-def products_alone(
-    shapes: Sequence[tuple[int, int]], rows: int | Sequence[int], dtype: Any, *, repeats: int = 10
-) -> Products:
-    """Measure the matrix products of a model and nothing else, in one compiled call that reads each weight once.
+class ProductsAlone:
+    """The matrix products of a model and nothing else, in one compiled call that reads each weight once.
 
     The products are chained as in a model: each takes the leading columns of the one before (behind an optimisation
     barrier, so that none of its columns is dropped). For each shape several forms are timed on all the weights of that
     shape, and the call is made of the fastest ones. float32 products have precision HIGHEST.
 
-    Args:
-      shapes: (in, out) of each weight, in order.
-      rows: rows of x, for all products or for each; it cannot grow along the chain (a head may take fewer).
-      dtype: of x and the weights.
-      repeats: timed calls.
-
-    Raises:
-      ValueError: there are no shapes, or rows do not fit them.
+    Attributes:
+      forms: for each (rows, in, out), the form that was fastest.
+      flops: operations of one call; a multiply-add counts two.
+      weight_bytes: bytes of all the weights.
     """
-    all_rows = [rows] * len(shapes) if isinstance(rows, int) else list(rows)
-    if not shapes or len(all_rows) != len(shapes):
-        raise ValueError(f"got {len(shapes)} shapes and {len(all_rows)} rows; one for each is needed, and at least one")
-    if min(all_rows) < 1 or any(after > before for before, after in pairwise(all_rows)):
-        raise ValueError(f"rows are {all_rows}; they must be at least 1 and cannot grow along the chain")
-    products = [(num_rows, *shape) for num_rows, shape in zip(all_rows, shapes, strict=True)]
-    weights = [_weight(index, shape, dtype) for index, shape in enumerate(shapes)]
-    forms = {}
-    for product in dict.fromkeys(products):
-        same = [index for index, other in enumerate(products) if other == product]
-        alike = [weights[index] for index in same]
-        forms[product], chosen = _fastest_form(product, alike, repeats=max(3, repeats // 2))
-        for index, weight in zip(same, chosen, strict=True):
-            weights[index] = weight
-    call = jax.jit(partial(_chain, [(product, _FORMS[forms[product]]) for product in products]))
-    x = _inputs(products[0], dtype)
-    return Products(
-        measurement=measure(partial(call, x, weights), repeats=repeats),
-        forms=forms,
-        flops=sum(2 * num_rows * size_in * size_out for num_rows, size_in, size_out in products),
-        weight_bytes=sum(weight.nbytes for weight in weights),
-    )
+
+    def __init__(
+        self,
+        shapes: Sequence[tuple[int, int]],
+        rows: int,
+        dtype: Any,
+        *,
+        head_rows: int | None = None,
+        form_repeats: int = 5,
+    ) -> None:
+        """Make random weights, choose the forms and compile: this takes seconds.
+
+        Args:
+          shapes: (in, out) of each weight, in order.
+          rows: rows of x.
+          dtype: of x and the weights.
+          head_rows: rows that the last product takes; all of them by default.
+          form_repeats: how often each form is timed before one is chosen.
+
+        Raises:
+          ValueError: there are no shapes, or the rows do not fit.
+        """
+        head_rows = rows if head_rows is None else head_rows
+        if not shapes:
+            raise ValueError("shapes is empty; there is no product to time")
+        if not 1 <= head_rows <= rows:
+            raise ValueError(
+                f"head_rows is {head_rows} and rows {rows}; both must be at least 1, and head_rows at most rows"
+            )
+        products = [(rows, *shape) for shape in shapes[:-1]] + [(head_rows, *shapes[-1])]
+        weights = [_weight(index, shape, dtype) for index, shape in enumerate(shapes)]
+        self.forms: dict[tuple[int, int, int], str] = {}
+        for product in dict.fromkeys(products):
+            same = [index for index, other in enumerate(products) if other == product]
+            alike = [weights[index] for index in same]
+            self.forms[product], chosen = _fastest_form(product, alike, form_repeats)
+            for index, weight in zip(same, chosen, strict=True):
+                weights[index] = weight
+        self.flops = sum(2 * num_rows * size_in * size_out for num_rows, size_in, size_out in products)
+        self.weight_bytes = sum(weight.nbytes for weight in weights)
+        chain = jax.jit(partial(_chain, [(product, _FORMS[self.forms[product]]) for product in products]))
+        self._call = partial(chain, _inputs(products[0], dtype), weights)
+        jax.block_until_ready(self._call())
+
+    def time_s(self) -> float:
+        """Return the seconds of one call, waited for."""
+        return self.measure(repeats=1).best_s
+
+    def measure(self, *, repeats: int) -> Measurement:
+        """Return the seconds of several calls."""
+        return measure(self._call, repeats=repeats, warmup=0)
 
 
 def _weight(seed: int, shape: tuple[int, int], dtype: Any) -> jax.Array:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pagedjax.bench import limits
-from pagedjax.bench.limits import MIB, products_alone, read_bandwidth
+from pagedjax.bench.limits import MIB, ProductsAlone, fastest_read, read_bandwidth
 
 LAYER = [(24, 40), (24, 24), (24, 128), (64, 24)]  # fused q/k/v, output, fused gate/up, down
 
@@ -52,34 +52,36 @@ def test_no_product_is_optimised_away(form: str):
 
 
 def test_products_report_operations_bytes_and_the_form_of_each_shape():
-    found = products_alone([*LAYER, *LAYER, (24, 512)], [5] * 8 + [1], "bfloat16", repeats=3)
+    found = ProductsAlone([*LAYER, *LAYER, (24, 512)], 5, "bfloat16", head_rows=1, form_repeats=2)
     layer = sum(size_in * size_out for size_in, size_out in LAYER)
     assert found.flops == 2 * 2 * 5 * layer + 2 * 24 * 512
     assert found.weight_bytes == 2 * (2 * layer + 24 * 512)
     assert set(found.forms) == {*((5, *shape) for shape in LAYER), (1, 24, 512)}
     assert set(found.forms.values()) <= set(limits._FORMS)
-    assert found.measurement.repeats == 3
+    assert found.measure(repeats=3).repeats == 3
 
 
 def test_products_of_one_row_cost_at_least_the_reading_of_their_weights():
-    weights = [(2048, 2048)] * 16  # 256 MiB
-    found = products_alone(weights, 1, "float32", repeats=5)
+    found = ProductsAlone([(2048, 2048)] * 16, 1, "float32", form_repeats=2)
     assert found.weight_bytes == 256 * MIB
-    assert found.measurement.best_s > found.weight_bytes / 10e12  # no device here reads 10 TB/s
+    assert min(found.time_s() for _ in range(3)) > found.weight_bytes / 10e12  # no device here reads 10 TB/s
+
+
+def test_the_head_takes_all_rows_unless_told_otherwise():
+    assert set(ProductsAlone([(4, 4), (4, 8)], 3, "float32", form_repeats=1).forms) == {(3, 4, 4), (3, 4, 8)}
 
 
 @pytest.mark.parametrize(
-    ("shapes", "rows", "message"),
+    ("shapes", "rows", "head_rows", "message"),
     [
-        ([], 1, "got 0 shapes"),
-        ([(4, 4)], [1, 1], "got 1 shapes and 2 rows"),
-        ([(4, 4)], 0, r"rows are \[0\]"),
-        ([(4, 4), (4, 4)], [1, 2], r"rows are \[1, 2\]; they must be at least 1 and cannot grow"),
+        ([], 1, None, "shapes is empty"),
+        ([(4, 4)], 0, None, "head_rows is 0 and rows 0"),
+        ([(4, 4), (4, 4)], 2, 3, "head_rows is 3 and rows 2"),
     ],
 )
-def test_products_that_cannot_be_chained_are_refused(shapes, rows, message: str):
+def test_products_that_cannot_be_chained_are_refused(shapes, rows, head_rows, message: str):
     with pytest.raises(ValueError, match=message):
-        products_alone(shapes, rows, "float32")
+        ProductsAlone(shapes, rows, "float32", head_rows=head_rows)
 
 
 @pytest.mark.parametrize("num_bytes", [0, -64 * MIB, 100 * MIB])
@@ -114,6 +116,6 @@ def best_threaded_read(num_bytes: int, num_threads: int, repeats: int = 10) -> f
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="compares with NumPy, which reads the host's memory")
 def test_bandwidth_is_not_below_what_numpy_reads_with_threads():
     numpy_reads = max(best_threaded_read(512 * MIB, num_threads) for num_threads in (1, 2, 4))
-    found = read_bandwidth()
+    found = fastest_read()
     assert found.bytes_per_s == 512 * MIB / found.measurement.best_s
     assert found.bytes_per_s > 0.8 * numpy_reads
