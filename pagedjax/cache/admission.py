@@ -148,6 +148,7 @@ class Admission:
             new = num_tokens - length if num_new_tokens is None else num_new_tokens
             if not self.fits(length, hits, new):
                 return None
+            match.num_tokens, match.hits = length, hits
         return self.take_in(match.query, length, hits, new)
 
     def require_possible(self, total: int, new: int) -> None:

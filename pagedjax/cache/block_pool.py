@@ -44,6 +44,7 @@ class BlockPool:
         self.on_drop = on_drop
         self.num_evictions = 0
         self.num_holds = 0
+        self.num_shared = 0  # blocks with several owners
         self._place = np.empty(num_blocks, np.int32)  # scratch of `_require_owned`
 
     @property
@@ -92,6 +93,7 @@ class BlockPool:
                 idle = idle[self.holds[idle] == 0]
             self.free_list.remove_n(idle)
         self.owners[blocks] = owners + 1
+        self.num_shared += int(np.count_nonzero(owners == 1))
 
     def release(self, blocks: IntArray) -> None:
         """Takes one owner from each of several distinct blocks; give the one to be reused first first.
@@ -107,7 +109,11 @@ class BlockPool:
         self._require_owned(blocks, owners)
         owners -= 1
         self.owners[blocks] = owners
-        idle = blocks[owners == 0] if owners.any() else blocks
+        if owners.any():
+            idle = blocks[owners == 0]
+            self.num_shared -= int(np.count_nonzero(owners == 1))
+        else:
+            idle = blocks
         if self.num_holds:
             idle = idle[self.holds[idle] == 0]
         self._put_back(idle)
@@ -159,11 +165,6 @@ class BlockPool:
             idle &= self.holds[blocks] == 0
         return int(np.count_nonzero(idle))
 
-    def count(self) -> tuple[int, int, int, int]:
-        """Blocks, those owned or held, those shared, those free but cached; the null block is not counted."""
-        cached = np.count_nonzero((self.owners == 0) & (self.holds == 0) & (self.cached > 0))
-        return self.num_blocks - 1, self.num_used, int(np.count_nonzero(self.owners > 1)), int(cached)
-
     def _require_ids(self, blocks: IntArray) -> None:
         if blocks.min() <= NULL_BLOCK or blocks.max() >= self.num_blocks:
             wrong = blocks[(blocks <= NULL_BLOCK) | (blocks >= self.num_blocks)][0]
@@ -189,6 +190,7 @@ class BlockPool:
         assert (self.owners >= 0).all(), "a block has a negative number of owners"
         assert (self.holds >= 0).all(), "a block has a negative number of holds"
         assert self.holds.sum() == self.num_holds, f"{self.holds.sum()} holds, but {self.num_holds} are counted"
+        assert (self.owners > 1).sum() == self.num_shared, f"{self.num_shared} shared blocks are counted"
         assert not free[NULL_BLOCK], "the null block is on the free list"
         assert self.owners[NULL_BLOCK] == 0, "the null block has an owner"
         assert self.cached[NULL_BLOCK] == 0, "the null block is in the prefix index"

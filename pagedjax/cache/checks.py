@@ -68,8 +68,7 @@ def _check_tables(group: Group, rows: Rows) -> None:
         assert group.num_synced[row] <= n
         blocks = [block for block in group.table[row, :n].tolist() if block]
         assert len(set(blocks)) == len(blocks), f"row {row} has a block twice"
-        settled = min(int(rows.num_settled[row]), int(rows.num_known[row]))
-        first = min(group.kind.first_needed(settled) // rows.block_size, n) if not group.kind.in_place else n
+        first = min(int(group.kept_from[row]), n) if not group.kind.in_place else max(n - 1, 0)
         needed = [*range(first, n), *range(min(group.num_sinks, n))]
         assert all(group.table[row, place] for place in needed), f"row {row} lacks a block that it needs"
         if rows.limit[row] != scheduled and n and not group.kind.in_place:

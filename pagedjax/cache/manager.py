@@ -323,6 +323,7 @@ class KVCacheManager:
             ValueError: the row is free already.
         """
         self._require_used(row)
+        self._steps.unschedule(row, 0)
         self._steps.index_last_block(row)
         for group in self._groups:
             group.detach(row)
@@ -355,9 +356,14 @@ class KVCacheManager:
             self._events.append(CacheCleared())
 
     def usage(self) -> Usage:
-        """What the blocks are used for right now. Takes time in proportion to the pool."""
-        counts = [pool.count() for pool in self._pools.values()]
-        return Usage(*(sum(each) for each in zip(*counts, strict=True)))
+        """What the blocks are used for right now."""
+        pools = self._pools.values()
+        return Usage(
+            num_blocks=sum(pool.num_blocks - 1 for pool in pools),
+            num_held=sum(pool.num_used for pool in pools),
+            num_shared=sum(pool.num_shared for pool in pools),
+            num_cached=sum(len(group.index.entries) for group in self._groups),
+        )
 
     @property
     def num_blocks(self) -> int:

@@ -11,7 +11,7 @@ class Usage:
         num_blocks: blocks there are.
         num_held: blocks that somebody owns or holds.
         num_shared: blocks with more than one owner.
-        num_cached: free blocks whose content can still be hit.
+        num_cached: blocks, in use or not, whose content can be hit.
     """
 
     num_blocks: int

@@ -88,15 +88,15 @@ class PrefixIndex:
             self.duplicates.setdefault(block_hash, []).append(block)
             self._cached[block] = self.group + 1 + DUPLICATE
             return
-        self._cached[block] = self.group + 1
         self._make_findable(block)
+        if self.events is not None:
+            self._store_event(block)
 
     def _make_findable(self, block: int) -> None:
         block_hash, parent, key = self.entries[block]
+        self._cached[block] = self.group + 1
         if block_hash is not None:
             self.blocks[block_hash] = block
-            if self.events is not None:
-                self._store_event(block)
         sibling = self.children.get(parent)
         if sibling is None:
             self.children[parent] = block
@@ -119,8 +119,10 @@ class PrefixIndex:
 
     def insert_partial(self, block: int, parent: bytes, key: bytes, detail: Detail | None = None) -> bool:
         """Enters the unfinished last block of a request that ends. False if a sibling holds these tokens already."""
-        if block in self.entries:
-            return False  # it has been indexed with more tokens, by another owner or before a truncation
+        if block in self.entries:  # by another owner that has ended, or before a truncation
+            if len(self.entries[block][2]) >= len(key):
+                return False
+            self.forget(block)
         if detail is None and self._is_covered(parent, key):
             return False
         if detail is not None and self.find_partial(parent, key, detail)[0] * 4 == len(key):
@@ -129,7 +131,6 @@ class PrefixIndex:
         if detail:
             self.details[block] = detail
         self.journal.append(block)
-        self._cached[block] = self.group + 1
         self._make_findable(block)
         return True
 
@@ -188,7 +189,6 @@ class PrefixIndex:
             if self.duplicates and block_hash in self.duplicates:
                 heir = self.duplicates[block_hash][0]
                 self._forget_duplicate(block_hash, heir)
-                self._cached[heir] = self.group + 1
                 self._make_findable(heir)
             elif self.events is not None:
                 self.events.append(BlockRemoved(block_hash, self.group))

@@ -43,6 +43,7 @@ class Steps:
         self.last = 0
         self.settled = 0
         self.in_flight: dict[int, StepRecord] = {}
+        self.forks: dict[int, int] = {}  # child -> row that writes some of its tokens in the step being scheduled
         self.growing = [group for group in groups if group.kind.cacheable]
         self.releasing = [group for group in self.growing if not group.keeps_all]
         self.states = [group for group in groups if group.kind.in_place]
@@ -60,6 +61,7 @@ class Steps:
             record.journals.append(group.index.journal)
         self.in_flight[self.last] = record
         np.copyto(rows.num_written, rows.num_scheduled)
+        self.forks.clear()
         for group in self.states:
             ends = changed[record.after % rows.block_size == 0]
             group.exact[ends, rows.num_written[ends] // rows.block_size - 1] = True
@@ -148,6 +150,8 @@ class Steps:
 
     def note_fork(self, parent: int, child: int, num_tokens: int) -> None:
         """Row ``child`` shares the first ``num_tokens`` tokens of ``parent``, of which steps in flight wrote some."""
+        if self.rows.num_written[child] < num_tokens:
+            self.forks[child] = parent
         serial = int(self.rows.serial[child])
         parent_serial = int(self.rows.serial[parent])
         for record in self.in_flight.values():
@@ -201,6 +205,7 @@ class Steps:
         rows = self.rows
         num_tokens = min(num_tokens, int(rows.num_scheduled[row]))
         num_tokens = self.resumable(row, num_tokens)
+        self.unschedule(row, num_tokens)
         for group in self.growing:
             group.cut(row, cdiv(num_tokens, rows.block_size))
         rows.num_scheduled[row] = num_tokens
@@ -212,6 +217,14 @@ class Steps:
             rows.num_indexed[row] = whole
             if rows.index_at[row] != NEVER:
                 rows.start_indexing(row, rows.roots[row], rows.hashes[row], whole)
+
+    def unschedule(self, row: int, num_tokens: int) -> None:
+        """The row will not write what it has scheduled beyond ``num_tokens``: its new children must do without."""
+        self.forks.pop(row, None)
+        num_tokens = max(num_tokens, int(self.rows.num_written[row]))
+        for child in [child for child, parent in self.forks.items() if parent == row]:
+            if self.rows.num_scheduled[child] > num_tokens:
+                self.roll_back(child, num_tokens)
 
     def resumable(self, row: int, num_tokens: int) -> int:
         """The most tokens, at most ``num_tokens``, that the row can keep: these, or whole blocks of them, or 0."""

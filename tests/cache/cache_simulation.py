@@ -1,0 +1,577 @@
+"""A cache that stores every token, driven beside the real manager: the oracle of the property tests.
+
+The simulated device has, for each pool, a memory of blocks. A place of an attention block holds the *identity* of what was
+written there: a number that stands for the whole sequence of tokens up to that place (and its salt and epoch). A state block
+holds one such number. Each dispatched step makes the copies, writes, and then reads what every layer would read; reading
+anything else than the row's own tokens is a failure. Operations are decoded from integers, so that hypothesis can
+shrink a whole program.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from pagedjax.cache import BlockRemoved, BlockStored, CacheCleared, ExtraKeys, KVCacheManager
+from pagedjax.cache.hashing import hash_block, root_hash
+from pagedjax.cache.kinds import NEVER
+
+ALPHABET = 3
+
+
+@dataclass
+class Row:
+    """What is true of a row, known to the host or not."""
+
+    tokens: list[int]
+    salt: int
+    epoch: int
+    serial: int
+    may_hit: bool = True  # its tokens are indexed
+    computed: int = 0  # tokens that the device has computed, or copied, or will by the parent's doing
+    is_new_fork: bool = False  # it draws a sample from its parent's logits
+
+
+@dataclass
+class Sample:
+    row: int
+    serial: int
+    position: int
+    token: int
+
+
+@dataclass
+class Dispatched:
+    number: int
+    samples: list[Sample]
+    memory: dict[str, list[list[int]]]
+    written: dict[int, tuple[int, int]] = field(default_factory=dict)  # row -> serial, tokens written before
+
+
+class Simulation:
+    """A manager, a device and the truth about both."""
+
+    def __init__(self, num_blocks, block_size, *, max_rows=5, max_len=48, kinds, events=True, **options):
+        self.options = dict(max_rows=max_rows, max_len=max_len, kinds=kinds, events=events, **options)
+        self.m = KVCacheManager(num_blocks, block_size, **self.options)
+        self.block_size, self.kinds, self.max_len, self.max_rows = block_size, kinds, max_len, max_rows
+        self.rows: dict[int, Row] = {}
+        self.names: dict[tuple, int] = {}  # (identity before, token) -> identity
+        self.prefixes: dict[bytes, int] = {}  # hash of whole blocks, or root -> identity
+        self.identity_tokens: dict[int, tuple] = {}
+        self.memory = {
+            name: [[-1] * block_size for _ in range(pool.num_blocks)] for name, pool in self.m._pools.items()
+        }
+        self.tables = np.zeros((len(kinds), max_rows, -(-max_len // block_size)), np.int64)
+        self.flights: list[Dispatched] = []
+        self.history: list[list[int]] = []
+        self.stored: set[tuple[int, bytes]] = set()
+        self.serial = 0
+        self.epoch = 0
+        self.num_ops = 0
+        self.full_only = all(type(kind).__name__ == "FullAttention" for kind in kinds)
+
+    # ---- identities
+
+    def identity(self, before: int | tuple, token: int) -> int:
+        return self.names.setdefault((before, token), len(self.names) + 1)
+
+    def identities(self, row: Row) -> list[int]:
+        at: int | tuple = self.root_identity(row.salt, row.epoch)
+        return [at := self.identity(at, token) for token in row.tokens]
+
+    def root_identity(self, salt: int, epoch: int) -> int:
+        return self.identity(("root", salt, epoch), 0)
+
+    def keys(self, salt: int) -> ExtraKeys | None:
+        return ExtraKeys(salt=f"tenant {salt}") if salt else None
+
+    def learn(self, row: Row, num_known: int) -> None:
+        """Remembers which hash names which prefix, computed apart from the manager."""
+        parent = root_hash(self.keys(row.salt) or ExtraKeys(), row.epoch, self.block_size)
+        ids = self.identities(row)
+        self.prefixes[parent] = self.root_identity(row.salt, row.epoch)
+        for end in range(self.block_size, num_known + 1, self.block_size):
+            block = np.array(row.tokens[end - self.block_size : end], np.int32).tobytes()
+            parent = hash_block(parent, block)
+            self.prefixes[parent] = ids[end - 1]
+
+    # ---- operations; each takes an integer from which it draws its arguments
+
+    def do(self, code: int) -> None:
+        name, code = self.OPS[code % len(self.OPS)], code // len(self.OPS)
+        getattr(self, name)(code)
+        self.num_ops += 1
+        self.verify()
+
+    def pick(self, code: int) -> int | None:
+        return sorted(self.rows)[code % len(self.rows)] if self.rows else None
+
+    def draw_tokens(self, code: int, most: int) -> list[int]:
+        n = code % most + 1
+        rng = np.random.default_rng(code)
+        return rng.integers(0, ALPHABET, n).tolist()
+
+    def draw_prompt(self, code: int) -> list[int]:
+        prompt: list[int] = []
+        if self.history and code % 4:
+            source = self.history[code // 4 % len(self.history)]
+            prompt = source[: code // 64 % (len(source) + 1)]
+        most = self.max_len - 4 - len(prompt)
+        return prompt + self.draw_tokens(code // 8, max(1, min(most, 12)))
+
+    def admit(self, code: int) -> None:
+        m, prompt, salt = self.m, self.draw_prompt(code), int(code % 7 == 0)
+        before = self.state()
+        match = m.match(prompt, self.keys(salt))
+        assert self.state() == before, "match changed something"
+        if self.full_only:
+            assert match.num_tokens == self.longest_hit(prompt, salt), "the hit is not the longest one"
+        assert 0 <= match.num_tokens <= len(prompt) - 1
+        if match.leader is not None:
+            assert match.leader in self.rows
+            if code % 3:
+                return
+        rest = len(prompt) - match.num_tokens
+        count = rest if code % 2 else code // 16 % rest + 1
+        whole, hit = match.num_tokens // self.block_size * self.block_size, match.num_tokens
+        free = [pool.num_free for pool in m._pools.values()]
+        try:
+            row = m.admit(prompt, self.keys(salt), match=match, num_new_tokens=count)
+        except ValueError as error:
+            assert "takes" in str(error)
+            assert self.state() == before, "a refused admission changed something"
+            return
+        if row is None:
+            assert self.state() == before, "a failed admission changed something"
+            return
+        assert row not in self.rows
+        start = int(m.num_scheduled[row]) - count
+        assert start == match.num_tokens <= hit
+        assert start >= min(whole, hit) or not self.full_only
+        assert len(free) > 1 or m.num_free_blocks <= free[0]
+        self.serial += 1
+        self.rows[row] = Row(prompt, salt, self.epoch, self.serial, m.enable_prefix_caching, start)
+        self.learn(self.rows[row], len(prompt))
+        self.history.append(prompt)
+        del self.history[:-12]
+
+    def grow(self, code: int) -> None:
+        """Some rows, each by as many tokens as can be computed for it."""
+        m = self.m
+        batch, counts = [], []
+        for at, row in enumerate(sorted(self.rows)):
+            left = len(self.rows[row].tokens) - int(m.num_scheduled[row])
+            if left > 0 and code >> at & 1:
+                batch.append(row)
+                counts.append(1 + (code >> 8) % left if code >> 7 & 1 else left)
+        self.grow_batch(batch, counts)
+
+    def grow_batch(self, batch: list[int], counts: list[int]) -> bool:
+        if not batch:
+            return False
+        m = self.m
+        before, free = self.state(), {name: pool.num_free for name, pool in m._pools.items()}
+        try:
+            predicted = m.blocks_to_grow(np.array(batch), np.array(counts))
+            assert self.state() == before, "a prediction changed something"
+            grown = m.grow(np.array(batch), np.array(counts))
+        except RuntimeError as error:
+            assert "after commit" in str(error)
+            assert self.state() == before, "a refused growth changed something"
+            return False
+        if not grown:
+            assert self.state() == before, "a failed growth changed something"
+            assert predicted > min(free.values())
+            return False
+        taken = sum(free.values()) - sum(pool.num_free for pool in m._pools.values())
+        assert taken == predicted, f"{predicted} blocks were predicted but {taken} taken"
+        for row, count in zip(batch, counts, strict=True):
+            end = int(m.num_scheduled[row])
+            for group in m._growing:
+                table = m.block_table(row, group.number)
+                first = end - 1 if group.kind.in_place else end - count
+                for place in range(first // self.block_size, (end - 1) // self.block_size + 1):
+                    assert group.pool.owners[table[place]] == 1, "a block with several owners would be written"
+        return True
+
+    def draft(self, code: int) -> None:
+        """Speculative decoding: schedules guesses, and later takes some of them back."""
+        row = self.pick(code)
+        if row is None or self.flights:
+            return
+        mine, m = self.rows[row], self.m
+        n = len(mine.tokens)
+        if int(m.num_scheduled[row]) != n - 1 or int(m.num_known[row]) != n or n + 4 > self.max_len:
+            return
+        guesses = self.draw_tokens(code // 8, 3)
+        mine.tokens += guesses
+        if not self.grow_batch([row], [1 + len(guesses)]):
+            del mine.tokens[n:]
+            return
+        flight = self.dispatch()
+        flight.samples = [sample for sample in flight.samples if sample.row != row]
+        accepted = code // 32 % (len(guesses) + 1)
+        del mine.tokens[n + accepted :]
+        m.truncate(row, n + accepted)
+        self.shrink()
+        mine.tokens.append(code % ALPHABET)
+        ids = np.array([mine.tokens[n:] + [9] * (len(guesses) - accepted)], np.int32)
+        m.settle(flight.number, [row], ids, counts=[accepted + 1])
+        self.settled(flight)
+        self.learn(mine, int(m.num_known[row]))
+        for sample in flight.samples:
+            self.deliver_late(sample)
+
+    def deliver_late(self, sample: Sample) -> None:
+        """A sample whose step was settled without it: the host never learns the token, so the sequence ends before it."""
+        if sample.row in self.rows and self.rows[sample.row].serial == sample.serial:
+            known = int(self.m.num_known[sample.row])
+            del self.rows[sample.row].tokens[known:]
+
+    def commit(self, code: int) -> None:
+        if len(self.flights) < 3:
+            self.dispatch()
+
+    def dispatch(self) -> Dispatched:
+        m = self.m
+        flight = Dispatched(0, [], {name: [block.copy() for block in memory] for name, memory in self.memory.items()})
+        for name, memory in self.memory.items():
+            copies = m.take_copies(name).tolist()
+            sources, destinations = {a for a, _ in copies}, {b for _, b in copies}
+            assert len(destinations) == len(copies), "two copies have one destination"
+            assert not sources & destinations, "a destination is a source"
+            for source, destination in copies:
+                memory[destination] = memory[source].copy()
+        for group, row, place, block in m.take_table_updates().tolist():
+            self.tables[group, row, place] = block
+        for row in self.rows:
+            flight.written[row] = self.rows[row].serial, int(m._rows.num_written[row])
+        ids = {row: self.identities(mine) for row, mine in self.rows.items()}
+        changed = [row for row in self.rows if int(m.num_scheduled[row]) > self.rows[row].computed]
+        for row in changed:
+            self.write(row, ids[row])
+        for row in changed:
+            self.read(row, ids[row])
+        for row, mine in self.rows.items():
+            if row not in changed and not mine.is_new_fork:
+                continue
+            mine.is_new_fork = False
+            if int(m.num_scheduled[row]) == len(mine.tokens) <= self.max_len - 1:
+                token = (len(self.names) * 7 + row) % ALPHABET
+                flight.samples.append(Sample(row, mine.serial, len(mine.tokens), token))
+                mine.tokens.append(token)
+            mine.computed = int(m.num_scheduled[row])
+        flight.number = m.commit()
+        self.flights.append(flight)
+        return flight
+
+    def write(self, row: int, ids: list[int]) -> None:
+        m, size = self.m, self.block_size
+        start, end = self.rows[row].computed, int(m.num_scheduled[row])
+        for group in m._growing:
+            memory, table = self.memory[group.kind.pool], self.tables[group.number, row]
+            held = m.block_table(row, group.number)
+            assert (table[: len(held)] == held)[held != 0].all(), "the device's table differs from the host's"
+            if group.kind.in_place:
+                block = table[(end - 1) // size]
+                before = ids[start - 1] if start else None
+                if before is not None:
+                    assert memory[block][0] == before, "a state is not what the row left there"
+                memory[block][0] = ids[end - 1]
+            else:
+                for at in range(start, end):
+                    memory[table[at // size]][at % size] = ids[at]
+
+    def read(self, row: int, ids: list[int]) -> None:
+        m, size = self.m, self.block_size
+        start, end = self.rows[row].computed, int(m.num_scheduled[row])
+        for group in m._growing:
+            if group.kind.in_place:
+                continue
+            memory, table = self.memory[group.kind.pool], self.tables[group.number, row]
+            needed = set(range(group.kind.first_needed(start), end)) | set(range(min(group.kind.sink_tokens, end)))
+            for at in needed:
+                assert memory[table[at // size]][at % size] == ids[at], f"row {row} would read wrong KV at token {at}"
+
+    def settle(self, code: int) -> None:
+        if not self.flights:
+            return
+        flight = self.flights[code % len(self.flights)] if code % 5 == 0 else self.flights[0]
+        samples = [sample for each in self.flights if each.number <= flight.number for sample in each.samples]
+        if len({sample.row for sample in samples}) < len(samples) or flight is not self.flights[0]:
+            flight = self.flights[0]
+        rows, ids = [], []
+        for sample in flight.samples:
+            mine = self.rows.get(sample.row)
+            alive = mine is not None and mine.serial == sample.serial
+            if alive and len(mine.tokens) <= sample.position:
+                continue  # truncated since
+            if alive or sample.row not in [row for row in rows]:
+                rows.append(sample.row)
+                ids.append(sample.token)
+        late = [row for row in rows if row in self.rows]
+        known = {row: int(self.m.num_known[row]) for row in late}
+        self.m.settle(flight.number, np.array(rows, np.int64), np.array(ids, np.int32))
+        self.settled(flight)
+        by_row = {sample.row: sample for sample in flight.samples}
+        for row in late:
+            mine, sample = self.rows[row], by_row[row]
+            expected = known[row] + (mine.serial == sample.serial)
+            assert int(self.m.num_known[row]) == expected, "a freed row's sample went to another sequence"
+            assert self.m.tokens(row).tolist() == mine.tokens[:expected]
+            self.learn(mine, expected)
+
+    def settled(self, flight: Dispatched) -> None:
+        while self.flights[0] is not flight:
+            del self.flights[0]
+        del self.flights[0]
+
+    def fail(self, code: int) -> None:
+        if not self.flights:
+            return
+        at = code % len(self.flights)
+        failed = self.flights[at:]
+        del self.flights[at:]
+        self.m.fail(failed[0].number)
+        self.memory = failed[0].memory
+        for flight in failed:
+            for sample in flight.samples:
+                mine = self.rows.get(sample.row)
+                if mine is not None and mine.serial == sample.serial:
+                    del mine.tokens[sample.position :]
+        for row, (serial, written) in failed[0].written.items():
+            if row in self.rows and self.rows[row].serial == serial:
+                assert int(self.m.num_scheduled[row]) <= max(written, 0), "a failed step's tokens count as written"
+                if self.full_only and written % self.block_size == 0:
+                    assert int(self.m.num_scheduled[row]) >= min(written, self.kept_at_least(row, written))
+        self.shrink()
+        for row in self.rows:
+            known = int(self.m.num_known[row])
+            assert known <= len(self.rows[row].tokens), "the host knows a token that was never sampled"
+
+    def shrink(self) -> None:
+        """What the manager has taken back is not computed any more."""
+        for row, mine in self.rows.items():
+            scheduled = int(self.m.num_scheduled[row])
+            if scheduled < mine.computed:
+                mine.computed, mine.is_new_fork = scheduled, False
+
+    def kept_at_least(self, row: int, written: int) -> int:
+        return min(written, int(self.m.num_scheduled[row]))
+
+    def fork(self, code: int) -> None:
+        row = self.pick(code)
+        if row is None:
+            return
+        m = self.m
+        most = min(int(m.num_known[row]), int(m.num_scheduled[row]))
+        if most < 1:
+            return
+        n = most if code % 3 else code // 8 % most + 1
+        child = m.fork(row, None if n == most else n)
+        if child is None:
+            assert len(self.rows) == self.max_rows
+            return
+        parent = self.rows[row]
+        self.serial += 1
+        self.rows[child] = Row(parent.tokens[:n], parent.salt, parent.epoch, self.serial, parent.may_hit)
+        self.rows[child].computed = int(m.num_scheduled[child])  # what is missing, its parent computes in this step
+        self.rows[child].is_new_fork = parent.computed < n
+        assert int(m.num_known[child]) == n
+        if self.full_only:
+            assert int(m.num_scheduled[child]) == n
+
+    def append(self, code: int) -> None:
+        row = self.pick(code)
+        if row is None:
+            return
+        mine = self.rows[row]
+        known = int(self.m.num_known[row])
+        if known != len(mine.tokens) or int(self.m.num_scheduled[row]) > known:
+            return
+        more = self.draw_tokens(code // 4, 6)[: self.max_len - 2 - known]
+        if more:
+            self.m.append(row, more)
+            mine.tokens += more
+            self.learn(mine, len(mine.tokens))
+
+    def truncate(self, code: int) -> None:
+        row = self.pick(code)
+        if row is None:
+            return
+        mine, m = self.rows[row], self.m
+        n = 1 + code // 8 % len(mine.tokens)
+        if n > max(int(m.num_known[row]), int(m.num_scheduled[row])):
+            return
+        m.truncate(row, n)
+        self.shrink()
+        del mine.tokens[n:]
+        for flight in self.flights:
+            flight.samples = [
+                sample
+                for sample in flight.samples
+                if not (sample.row == row and sample.serial == mine.serial and sample.position >= n)
+            ]
+        if self.full_only:
+            assert int(m.num_scheduled[row]) <= n
+
+    def free(self, code: int) -> None:
+        row = self.pick(code)
+        if row is None:
+            return
+        mine, m = self.rows.pop(row), self.m
+        has = min(int(m._rows.num_written[row]), int(m.num_known[row]))
+        known = mine.tokens[: int(m.num_known[row])]
+        m.free(row)
+        self.shrink()
+        if self.full_only and mine.may_hit and has and mine.epoch == self.epoch:
+            found = m.match([*known[:has], ALPHABET], self.keys(mine.salt)).num_tokens
+            assert found >= (
+                has
+                if has % self.block_size >= self.m._admission.min_partial_hit
+                else has // self.block_size * self.block_size
+            ), "what a row has computed is lost when it ends"
+
+    def preempt(self, code: int) -> None:
+        """Frees a row and admits it again at once with all that the host knows of it."""
+        row = self.pick(code)
+        if row is None:
+            return
+        mine, m = self.rows[row], self.m
+        known = mine.tokens[: int(m.num_known[row])]
+        self.free(sorted(self.rows).index(row))
+        match = m.match(known, self.keys(mine.salt)) if len(known) <= self.max_len else None
+        try:
+            again = m.admit(known, self.keys(mine.salt), match=match)
+        except ValueError as error:  # its blocks were shared with forks
+            assert "takes" in str(error) or "max_len" in str(error)
+            return
+        if again is not None:
+            self.serial += 1
+            self.rows[again] = Row(known, mine.salt, self.epoch, self.serial, m.enable_prefix_caching)
+            self.rows[again].computed = match.num_tokens
+            self.learn(self.rows[again], len(known))
+
+    def reset(self, code: int) -> None:
+        queued = any(copies.pending for copies in self.m._copies.values())
+        assert self.m.reset() is (not self.rows and not queued)
+
+    def advance_epoch(self, code: int) -> None:
+        if code % 4:
+            return
+        self.m.advance_epoch()
+        self.epoch += 1
+        for mine in self.rows.values():
+            mine.may_hit = False
+
+    OPS = (
+        *("admit",) * 4,
+        *("grow",) * 6,
+        *("commit",) * 6,
+        *("settle",) * 6,
+        *("fork",) * 2,
+        *("free",) * 2,
+        "preempt",
+        "truncate",
+        "append",
+        "draft",
+        "fail",
+        "reset",
+        "advance_epoch",
+    )
+
+    # ---- what must always hold
+
+    def state(self) -> tuple:
+        """All that a call that reports failure must leave alone."""
+        m = self.m
+        r = m._rows
+        return (
+            [array.tobytes() for array in (r.num_scheduled, r.num_written, r.num_known, r.limit, r.num_indexed)],
+            [
+                (list(pool.free_list), pool.owners.tobytes(), pool.holds.tobytes(), pool.cached.tobytes())
+                for pool in m._pools.values()
+            ],
+            [group.table[row, : group.num_blocks[row]].tolist() for group in m._groups for row in r.used],
+            [len(group.index.entries) for group in m._groups],
+            [dict(copies.pending) for copies in m._copies.values()],
+            list(r.free),
+        )
+
+    def verify(self) -> None:
+        m = self.m
+        m.check()
+        for event in m.take_events():
+            if isinstance(event, BlockStored):
+                assert (event.group, event.block_hash) not in self.stored, "stored twice"
+                self.stored.add((event.group, event.block_hash))
+                parent = event.parent_hash
+                assert hash_block(parent, np.array(event.tokens, np.int32).tobytes()) == event.block_hash
+            elif isinstance(event, BlockRemoved):
+                self.stored.remove((event.group, event.block_hash))
+            else:
+                assert isinstance(event, CacheCleared)
+                self.stored.clear()
+        indexed = {(group.number, name) for group in m._groups for name in group.index.blocks}
+        assert self.stored == indexed, "the events do not tell what is stored"
+        for group in m._growing:
+            self.verify_index(group)
+        for row, mine in self.rows.items():
+            assert m.tokens(row).tolist() == mine.tokens[: int(m.num_known[row])]
+            if self.full_only and mine.may_hit and m._rows.index_at[row] != NEVER:
+                self.verify_own_hit(row, mine)
+
+    def verify_index(self, group) -> None:
+        memory = self.memory[group.kind.pool]
+        pending = group.copies.pending
+        for block, (name, parent, key) in group.index.entries.items():
+            at = self.prefixes[parent]
+            assert block not in pending, "an entry names a block that waits for its copy"
+            held = memory[block]
+            for place, token in enumerate(np.frombuffer(key, np.int32).tolist()):
+                at = self.identity(at, token)
+                if not group.kind.in_place:
+                    assert held[place] == at, f"the index says that block {block} holds what it does not hold"
+            if group.kind.in_place:
+                assert held[0] == at, f"the index says that block {block} holds a state that it does not hold"
+            if name is not None:
+                assert self.prefixes[name] == at
+
+    def verify_own_hit(self, row: int, mine: Row) -> None:
+        m = self.m
+        has = min(int(m._rows.num_written[row]), int(m.num_known[row]))
+        if has % self.block_size < m._admission.min_partial_hit:
+            has -= has % self.block_size
+        if 0 < has < self.max_len:
+            found = m.match([*mine.tokens[:has], ALPHABET], self.keys(mine.salt)).num_tokens
+            assert found == has, f"row {row} has {has} tokens but {found} of them are found"
+
+    def longest_hit(self, prompt: list[int], salt: int) -> int:
+        """What `match` should find for full attention, by looking at everything there is."""
+        m, size = self.m, self.block_size
+        index = m._groups[0].index
+        parent = root_hash(self.keys(salt) or ExtraKeys(), self.epoch, size)
+        limit, whole = len(prompt) - 1, 0
+        if not m.enable_prefix_caching:
+            return 0
+        while (whole + 1) * size <= limit:
+            name = hash_block(parent, np.array(prompt[whole * size : (whole + 1) * size], np.int32).tobytes())
+            if name not in index.blocks:
+                break
+            parent, whole = name, whole + 1
+        rest = prompt[whole * size : limit]
+        runs = [0]
+        for _, its_parent, key in index.entries.values():
+            if its_parent == parent:
+                runs.append(common(np.frombuffer(key, np.int32).tolist(), rest))
+        for row, mine in self.rows.items():
+            visible = min(int(m._rows.num_written[row]), int(m.num_known[row]))
+            same = (mine.salt, mine.epoch) == (salt, self.epoch) and mine.may_hit
+            if same and mine.tokens[: whole * size] == prompt[: whole * size] and visible > whole * size:
+                runs.append(common(mine.tokens[whole * size : visible], rest))
+        run = max(runs)
+        return whole * size + (run if run >= m._admission.min_partial_hit else 0)
+
+
+def common(a: list[int], b: list[int]) -> int:
+    return next((at for at, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
