@@ -41,6 +41,8 @@ class BlockPool:
         self.owners = np.zeros(num_blocks, np.int32)
         self.holds = np.zeros(num_blocks, np.int32)
         self.cached = np.zeros(num_blocks, np.uint8)
+        self._owners = memoryview(self.owners)
+        self._cached = memoryview(self.cached)
         self.on_drop = on_drop
         self.num_evictions = 0
         self.num_holds = 0
@@ -65,17 +67,26 @@ class BlockPool:
         if n > free.num_free:
             raise OutOfBlocksError(f"{n} blocks were asked for but {free.num_free} of {self.num_blocks - 1} are free")
         blocks = free.pop_n(n)
-        self.owners[blocks] = 1
-        content = self.cached[blocks]
-        if content.any():
-            self._evict(blocks, content)
+        cached = self._cached
+        if n <= 32:  # a loop is faster than NumPy
+            owners = self._owners
+            for block in blocks:
+                owners[block] = 1
+                if cached[block]:
+                    self._evict(block)
+            return blocks
+        array = np.array(blocks, np.intp)
+        self.owners[array] = 1
+        if self.cached[array].any():
+            for block in blocks:
+                if cached[block]:
+                    self._evict(block)
         return blocks
 
-    def _evict(self, blocks: list[int], content: NDArray[np.uint8]) -> None:
+    def _evict(self, block: int) -> None:
         assert self.on_drop is not None
-        for at in content.nonzero()[0].tolist():
-            self.num_evictions += 1
-            self.on_drop(blocks[at], int(content[at]))
+        self.num_evictions += 1
+        self.on_drop(block, self._cached[block])
 
     def share(self, blocks: IntArray) -> None:
         """Adds an owner to each of several distinct blocks, which may be free.

@@ -17,7 +17,7 @@ from pagedjax.cache.checks import check_manager
 from pagedjax.cache.copies import CopyQueue
 from pagedjax.cache.events import CacheCleared, Event
 from pagedjax.cache.group import Group
-from pagedjax.cache.growth import StepOrderError, carry_out, fits, plan_growth
+from pagedjax.cache.growth import StepOrderError, append_blocks, carry_out, fits, plan_growth
 from pagedjax.cache.hashing import NO_KEYS, ExtraKeys, as_tokens
 from pagedjax.cache.kinds import NEVER, FullAttention, Kind
 from pagedjax.cache.metrics import CacheMetrics, Usage
@@ -81,6 +81,7 @@ class KVCacheManager:
             for number, kind in enumerate(kinds)
         ]
         self._growing = [group for group in self._groups if group.kind.cacheable]
+        self._appends_only = len(self._growing) == 1 and not self._growing[0].kind.in_place
         self._steps = Steps(self._rows, self._groups)
         self._admission = Admission(
             self._rows,
@@ -157,10 +158,16 @@ class KVCacheManager:
             StepOrderError: a row would need a copy of what only this step writes.
         """
         batch = np.asarray(rows, np.intp)
-        totals = self._rows.num_scheduled[batch] + np.asarray(counts, np.intp)
+        totals = self._rows.num_scheduled[batch] + (counts if isinstance(counts, int) else np.asarray(counts))
         at_limit = (totals > self._rows.limit[batch]).nonzero()[0]
         if len(at_limit):
             few = batch[at_limit]
+            if self._appends_only and isinstance(counts, int) and counts == 1:
+                grown = append_blocks(self._growing[0], self._rows, few)
+                if grown is not None:
+                    if grown:
+                        self._rows.num_scheduled[batch] = totals
+                    return grown
             plans = plan_growth(self._growing, self._rows, few, totals[at_limit])
             if not fits(self._growing, plans):
                 return False
@@ -252,14 +259,14 @@ class KVCacheManager:
             ids: the next token of each, int32 ``[batch]``; or ``[batch, k]`` from a step that decodes ``k`` tokens.
             counts: how many of the ``k`` count, int ``[batch]``; by default all.
         """
-        last_serial = self._steps.settle(step).last_serial
+        record = self._steps.settle(step)
         batch, tokens = np.asarray(rows, np.intp), np.asarray(ids, np.int32)
         if not len(batch):
             return
-        late = self._rows.serial[batch] > last_serial
-        if late.any():
-            batch, tokens = batch[~late], tokens[~late]
-            counts = None if counts is None else np.asarray(counts)[~late]
+        if record.num_given_back != self._rows.num_given_back:
+            alive = self._rows.serial[batch] <= record.last_serial
+            batch, tokens = batch[alive], tokens[alive]
+            counts = None if counts is None else np.asarray(counts)[alive]
         if tokens.ndim == 2:
             self._rows.extend(
                 batch, tokens, np.full(len(batch), tokens.shape[1]) if counts is None else np.asarray(counts)

@@ -72,6 +72,20 @@ class PrefixIndex:
         self.version = 0
         self._cached = memoryview(pool.cached)
 
+    def insert_many(self, blocks: list[int], hashes: list[bytes], parents: list[bytes], keys: list[bytes]) -> None:
+        """`insert` for many blocks without spans. Nearly all are the first of their content and of their prefix."""
+        entries, names, children, cached = self.entries, self.blocks, self.children, self._cached
+        mark = self.group + 1
+        for block, block_hash, parent, key in zip(blocks, hashes, parents, keys, strict=True):
+            if parent in children or block_hash in names or block in entries or self.events is not None:
+                self.insert(block, block_hash, parent, key)
+                continue
+            entries[block] = (block_hash, parent, key)
+            names[block_hash] = block
+            children[parent] = block
+            cached[block] = mark
+            self.journal.append(block)
+
     def insert(self, block: int, block_hash: bytes, parent: bytes, key: bytes, detail: Detail | None = None) -> None:
         """Enters a whole block. If the content is indexed already, the block is remembered as its duplicate: it will be
         reused first when its owners go, unless the other one is lost before.

@@ -43,6 +43,7 @@ class Rows:
         self.num_settled = np.zeros(max_rows, np.int32)
         self.num_indexed = np.zeros(max_rows, np.int32)
         self.limit = np.full(max_rows, -1, np.int32)
+        self.limit_view = memoryview(self.limit)
         self.index_at = np.full(max_rows, NEVER, np.int32)
         self.open_parent = np.zeros(max_rows, np.int64)
         self.serial = np.full(max_rows, FREE, np.int64)
@@ -52,6 +53,7 @@ class Rows:
         self.true_tokens: dict[int, Tokens] = {}  # of rows with spans, whose `tokens` hold codes
         self.free = list(range(max_rows - 1, -1, -1))
         self.last_serial = 0
+        self.num_given_back = 0
 
     def is_used(self, row: int) -> bool:
         return 0 <= row < self.max_rows and bool(self.serial[row] != FREE)
@@ -83,6 +85,7 @@ class Rows:
         self.spans[row] = ()
         self.true_tokens.pop(row, None)
         self.free.append(row)
+        self.num_given_back += 1
 
     def start_indexing(self, row: int, root: bytes, hashes: list[bytes], num_indexed: int) -> None:
         """Says that the first ``num_indexed`` blocks are in the index and that the others shall follow."""

@@ -5,6 +5,7 @@ back, the log remembers what it wrote and which entries rest on it, so that a fa
 undone: the entries are revoked and every row goes back to what was written before.
 """
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -19,20 +20,26 @@ from pagedjax.cache.rows import Rows, prefix_code
 
 @dataclass(slots=True)
 class StepRecord:
-    """A step in flight: row ``rows[i]`` had ``before[i]`` tokens written and then ``after[i]``.
+    """A step in flight. Tokens of each row, int32 ``[max_rows]``: ``before`` were written earlier, ``after`` then.
 
     Attributes:
         last_serial: serials above it belong to rows taken after the step.
-        forked: ``(row, serial, tokens)``: rows forked since from one of these rows, and what they have that is older.
+        num_given_back: rows that had been freed when the step was dispatched.
+        forked: ``(row, serial, tokens)``: rows forked since from one that the step wrote, and their older tokens.
         journals: a group, the blocks that entered its index since this step.
     """
 
-    rows: NDArray[np.intp]
     before: NDArray[np.int32]
     after: NDArray[np.int32]
     last_serial: int
+    num_given_back: int
+    journals: list[list[int]]
     forked: list[tuple[int, int, int]] = field(default_factory=list)
-    journals: list[list[int]] = field(default_factory=list)
+
+    @property
+    def rows(self) -> NDArray[np.intp]:
+        """The rows that the step wrote."""
+        return (self.before != self.after).nonzero()[0]
 
 
 class Steps:
@@ -54,17 +61,19 @@ class Steps:
         """Everything scheduled counts as written from now on; returns the number of the step."""
         rows = self.rows
         self.last += 1
-        changed = (rows.num_written != rows.num_scheduled).nonzero()[0]
-        record = StepRecord(changed, rows.num_written[changed], rows.num_scheduled[changed], rows.last_serial)
+        record = StepRecord(
+            rows.num_written.copy(), rows.num_scheduled.copy(), rows.last_serial, rows.num_given_back, []
+        )
         for group in self.groups:
             group.index.journal = []
             record.journals.append(group.index.journal)
         self.in_flight[self.last] = record
-        np.copyto(rows.num_written, rows.num_scheduled)
+        np.copyto(rows.num_written, record.after)
         self.forks.clear()
         for group in self.states:
-            ends = changed[record.after % rows.block_size == 0]
-            group.exact[ends, rows.num_written[ends] // rows.block_size - 1] = True
+            ends = record.rows
+            ends = ends[record.after[ends] % rows.block_size == 0]
+            group.exact[ends, record.after[ends] // rows.block_size - 1] = True
         self.index_ready()
         return self.last
 
@@ -74,29 +83,79 @@ class Steps:
         np.minimum(rows.num_written, rows.num_known, out=self._ready)
         np.greater_equal(self._ready, rows.index_at, out=self._due)
         due = self._due.nonzero()[0]
-        if len(due):
-            for row, ready in zip(due.tolist(), self._ready[due].tolist(), strict=True):
-                self._index_row(row, ready // rows.block_size)
+        if not len(due):
+            return
+        ready = self._ready[due]
+        several = ready >= rows.index_at[due] + rows.block_size
+        if self.states or rows.true_tokens or several.any():
+            for row, last in zip(due.tolist(), (ready // rows.block_size).tolist(), strict=True):
+                first = int(rows.num_indexed[row])
+                if rows.spans[row] or self.states:
+                    self._index_row(row, first, last)
+                else:
+                    self._index_run(row, first, last)
+                rows.num_indexed[row] = last
+                rows.index_at[row] = (last + 1) * rows.block_size
+        else:
+            self._index_batch(due)
 
-    def _index_row(self, row: int, end: int) -> None:
-        rows, size = self.rows, self.rows.block_size
-        start = int(rows.num_indexed[row])
+    def _index_batch(self, due: NDArray[np.intp]) -> None:
+        """One block of each of several rows without spans: what a decode step fills."""
+        rows = self.rows
+        place = rows.num_indexed[due]
+        keys = rows.block_tokens[due * rows.token_blocks + place].tolist()
+        sha256 = hashlib.sha256
+        parents, hashes = [], []
+        for row, at, key in zip(due.tolist(), place.tolist(), keys, strict=True):
+            chain = rows.hashes[row]
+            parent = chain[at - 1] if at else rows.roots[row]
+            if len(chain) == at:
+                chain.append(sha256(parent + key).digest())
+            parents.append(parent)
+            hashes.append(chain[at])
+        for group in self.growing:
+            blocks = group.flat_table[due * group.table.shape[1] + place].tolist()
+            group.index.insert_many(blocks, hashes, parents, keys)
+        rows.open_parent[due] = np.frombuffer(b"".join(hashes), np.int64)[::4]
+        rows.num_indexed[due] = place + 1
+        rows.index_at[due] += rows.block_size
+
+    def _index_run(self, row: int, start: int, end: int) -> None:
+        """Several blocks of a row without spans: a chunk of a prompt."""
+        rows = self.rows
         first = row * rows.token_blocks
         keys = rows.block_tokens[first + start : first + end].tolist()
-        hashes = rows.hashes[row]
+        chain = rows.hashes[row]
+        for key in keys[len(chain) - start :]:
+            chain.append(hash_block(chain[-1] if chain else rows.roots[row], key))
+        hashes = chain[start:end]
+        parents = [rows.parent(row, start), *hashes[:-1]]
+        for group in self.growing:
+            blocks = group.table[row, start:end].tolist()
+            if not group.keeps_all and 0 in blocks:
+                kept = [at for at, block in enumerate(blocks) if block]
+                group.index.insert_many(*([each[at] for at in kept] for each in (blocks, hashes, parents, keys)))
+            else:
+                group.index.insert_many(blocks, hashes, parents, keys)
+        rows.open_parent[row] = prefix_code(hashes[-1])
+
+    def _index_row(self, row: int, start: int, end: int) -> None:
+        """The general case: tokens under a span, or states, of which only those at the end of a step are kept."""
+        rows, size = self.rows, self.rows.block_size
+        first = row * rows.token_blocks
+        keys = rows.block_tokens[first + start : first + end].tolist()
+        chain = rows.hashes[row]
         for at, key in enumerate(keys, start):
-            parent = hashes[at - 1] if at else rows.roots[row]
+            parent = rows.parent(row, at)
             detail = rows.block_detail(row, at * size, (at + 1) * size) if rows.spans[row] else None
-            if at == len(hashes):
+            if at == len(chain):
                 extra = (detail[0], span_bytes(detail[1])) if detail else (key, b"")
-                hashes.append(hash_block(parent, *extra))
+                chain.append(hash_block(parent, *extra))
             for group in self.growing:
                 block = int(group.table[row, at])
                 if block and (not group.kind.in_place or group.exact[row, at]):
-                    group.index.insert(block, hashes[at], parent, key, detail)
-        rows.num_indexed[row] = end
-        rows.index_at[row] = (end + 1) * size
-        rows.open_parent[row] = prefix_code(hashes[end - 1])
+                    group.index.insert(block, chain[at], parent, key, detail)
+        rows.open_parent[row] = prefix_code(chain[end - 1])
 
     def index_last_block(self, row: int) -> None:
         """The row ends: what its unfinished block holds can be found from now on."""
@@ -137,9 +196,9 @@ class Steps:
 
     def _settle_rows(self, record: StepRecord) -> None:
         rows = self.rows
-        alive = rows.serial[record.rows] <= record.last_serial
-        batch = record.rows[alive]
-        rows.num_settled[batch] = np.minimum(record.after[alive], rows.num_written[batch])
+        batch = record.rows
+        batch = batch[rows.serial[batch] <= record.last_serial]
+        rows.num_settled[batch] = np.minimum(record.after[batch], rows.num_written[batch])
 
     def _give_up_unneeded(self) -> None:
         settled = np.minimum(self.rows.num_settled, self.rows.num_known)
@@ -155,10 +214,9 @@ class Steps:
         serial = int(self.rows.serial[child])
         parent_serial = int(self.rows.serial[parent])
         for record in self.in_flight.values():
-            at = (record.rows == parent).nonzero()[0]
             older = [before for row, its, before in record.forked if row == parent and its == parent_serial]
-            if len(at) and parent_serial <= record.last_serial:
-                older.append(int(record.before[at[0]]))
+            if parent_serial <= record.last_serial and record.before[parent] != record.after[parent]:
+                older.append(int(record.before[parent]))
             record.forked += [(child, serial, min(before, num_tokens)) for before in older]
 
     def fail(self, step: int) -> None:
@@ -175,7 +233,8 @@ class Steps:
             row: int(rows.num_written[row]) for row in (rows.num_scheduled != rows.num_written).nonzero()[0].tolist()
         }
         for record in failed:
-            for row, before in zip(record.rows.tolist(), record.before.tolist(), strict=True):
+            for row in record.rows.tolist():
+                before = int(record.before[row])
                 if rows.serial[row] <= record.last_serial:
                     targets[row] = min(targets.get(row, before), before)
             for row, serial, before in record.forked:
@@ -220,8 +279,9 @@ class Steps:
 
     def unschedule(self, row: int, num_tokens: int) -> None:
         """The row will not write what it has scheduled beyond ``num_tokens``: its new children must do without."""
-        self.forks.pop(row, None)
-        num_tokens = max(num_tokens, int(self.rows.num_written[row]))
+        if num_tokens <= self.rows.num_written[row]:
+            self.forks.pop(row, None)  # nothing is left that its own parent must write
+            num_tokens = int(self.rows.num_written[row])
         for child in [child for child, parent in self.forks.items() if parent == row]:
             if self.rows.num_scheduled[child] > num_tokens:
                 self.roll_back(child, num_tokens)
