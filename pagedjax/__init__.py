@@ -14,12 +14,51 @@ except PackageNotFoundError:  # a source tree on PYTHONPATH that was never insta
     __version__ = "0+unknown"
 
 _SUBMODULES = ("bench", "cache", "engine", "kernels", "models", "nnx", "paged")
-_NAMES: dict[str, str] = {}  # public name -> module that defines it
+_NAMES = {  # public name -> module that defines it
+    "LLM": "pagedjax.engine",
+    "Completion": "pagedjax.engine",
+    "Engine": "pagedjax.engine",
+    "EngineConfig": "pagedjax.engine",
+    "EngineStats": "pagedjax.engine",
+    "RequestError": "pagedjax.engine",
+    "RequestOutput": "pagedjax.engine",
+    "SamplingParams": "pagedjax.engine",
+    "load_model": "pagedjax.models",
+}
 
 if TYPE_CHECKING:
     from pagedjax import bench, cache, engine, kernels, models, nnx, paged
+    from pagedjax.engine import (
+        LLM,
+        Completion,
+        Engine,
+        EngineConfig,
+        EngineStats,
+        RequestError,
+        RequestOutput,
+        SamplingParams,
+    )
+    from pagedjax.models import load_model
 
-__all__ = ["__version__", *_SUBMODULES, *_NAMES]  # noqa: PLE0604
+__all__ = [
+    "LLM",
+    "Completion",
+    "Engine",
+    "EngineConfig",
+    "EngineStats",
+    "RequestError",
+    "RequestOutput",
+    "SamplingParams",
+    "__version__",
+    "bench",
+    "cache",
+    "engine",
+    "kernels",
+    "load_model",
+    "models",
+    "nnx",
+    "paged",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -9,9 +9,10 @@ from pagedjax.paged.attention import (
     write_and_attend,
 )
 from pagedjax.paged.block_tables import Batch, make_batch, update_block_tables
-from pagedjax.paged.pages import CacheLayer, PagesSpec
+from pagedjax.paged.pages import HEADS_AXIS, CacheLayer, PagesSpec
 
 __all__ = [
+    "HEADS_AXIS",
     "AttentionSpec",
     "Batch",
     "CacheLayer",

@@ -84,7 +84,7 @@ def test_chunked_prefill_and_decode_through_pages_equal_causal_attention(block_s
     @jax.jit
     def step(params, pages, tokens, row_ids, query_lens, context_lens):
         module = nnx.merge(graphdef, params)
-        batch, positions = make_batch(
+        batch, _ = make_batch(
             tables,
             context_lens,
             row_ids,

@@ -1,0 +1,1 @@
+"""What each command of ``pagedjax`` does, one module each; imported when the command runs."""
