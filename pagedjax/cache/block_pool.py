@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagedjax.cache.free_list import FreeList, IntArray
+from pagedjax.cache.metrics import BlockSampler
 
 NULL_BLOCK = 0
 DUPLICATE = 128  # flag in `cached`: the content is indexed, but by another block
@@ -44,6 +45,7 @@ class BlockPool:
         self._owners = memoryview(self.owners)
         self._cached = memoryview(self.cached)
         self.on_drop = on_drop
+        self.sampler: BlockSampler | None = None
         self.num_evictions = 0
         self.num_holds = 0
         self.num_shared = 0  # blocks with several owners
@@ -68,6 +70,8 @@ class BlockPool:
             raise OutOfBlocksError(f"{n} blocks were asked for but {free.num_free} of {self.num_blocks - 1} are free")
         blocks = free.pop_n(n)
         cached = self._cached
+        if self.sampler is not None:
+            self._sample(blocks)
         if n <= 32:  # a loop is faster than NumPy
             owners = self._owners
             for block in blocks:
@@ -83,6 +87,13 @@ class BlockPool:
                     self._evict(block)
         return blocks
 
+    def _sample(self, blocks: list[int]) -> None:
+        assert self.sampler is not None
+        for block in blocks:
+            if self._cached[block]:
+                self.sampler.evict(block)
+        self.sampler.take(blocks)
+
     def _evict(self, block: int) -> None:
         assert self.on_drop is not None
         self.num_evictions += 1
@@ -97,6 +108,8 @@ class BlockPool:
         if len(blocks) == 0:
             return
         self._require_ids(blocks)
+        if self.sampler is not None:
+            self.sampler.use(blocks.tolist())
         owners = self.owners[blocks]
         idle = blocks[owners == 0]
         if len(idle):
@@ -118,6 +131,8 @@ class BlockPool:
         self._require_ids(blocks)
         owners = self.owners[blocks]
         self._require_owned(blocks, owners)
+        if self.sampler is not None:
+            self.sampler.use(blocks.tolist())
         owners -= 1
         self.owners[blocks] = owners
         if owners.any():

@@ -13,19 +13,19 @@ from numpy.typing import ArrayLike, NDArray
 
 from pagedjax.cache.admission import Admission, Match
 from pagedjax.cache.block_pool import BlockPool
-from pagedjax.cache.checks import check_manager
 from pagedjax.cache.copies import CopyQueue
 from pagedjax.cache.events import CacheCleared, Event
 from pagedjax.cache.group import Group
 from pagedjax.cache.growth import StepOrderError, append_blocks, carry_out, fits, plan_growth
 from pagedjax.cache.hashing import NO_KEYS, ExtraKeys, as_tokens
 from pagedjax.cache.kinds import NEVER, FullAttention, Kind
-from pagedjax.cache.metrics import CacheMetrics, Usage
+from pagedjax.cache.metrics import BlockSampler
+from pagedjax.cache.observation import Observable
 from pagedjax.cache.rows import Rows
 from pagedjax.cache.steps import Steps
 
 
-class KVCacheManager:
+class KVCacheManager(Observable):
     """Host-side bookkeeping of a paged KV cache.
 
     Args:
@@ -38,6 +38,7 @@ class KVCacheManager:
         min_partial_hit: the fewest tokens of a last, partial block that are worth a copy.
         min_leader_gain: the fewest tokens that are worth waiting a step for another row to compute; default
             ``block_size``.
+        sample_every: watch the life of every so many-th block, for `metrics`; 0: none.
         events: whether to collect what `take_events` returns.
 
     Attributes:
@@ -56,6 +57,7 @@ class KVCacheManager:
         enable_prefix_caching: bool = True,
         min_partial_hit: int = 1,
         min_leader_gain: int | None = None,
+        sample_every: int = 0,
         events: bool = False,
     ) -> None:
         for name, value in (("block_size", block_size), ("max_rows", max_rows), ("max_len", max_len)):
@@ -75,6 +77,7 @@ class KVCacheManager:
             if kind.pool not in self._pools:
                 size = num_blocks if isinstance(num_blocks, int) else num_blocks[kind.pool]
                 self._pools[kind.pool] = BlockPool(size, self._drop)
+                self._pools[kind.pool].sampler = BlockSampler(sample_every) if sample_every else None
         self._copies = {name: CopyQueue(pool) for name, pool in self._pools.items()}
         self._groups = [
             Group(number, kind, self._pools[kind.pool], self._rows, self._copies[kind.pool], self._events)
@@ -336,10 +339,6 @@ class KVCacheManager:
             group.detach(row)
         self._rows.give_back(row)
 
-    def _require_used(self, row: int) -> None:
-        if not self._rows.is_used(row):
-            raise ValueError(f"row {row} is not in use")
-
     # ---- the whole cache
 
     def advance_epoch(self) -> None:
@@ -362,40 +361,6 @@ class KVCacheManager:
         if self._events is not None:
             self._events.append(CacheCleared())
 
-    def usage(self) -> Usage:
-        """What the blocks are used for right now."""
-        pools = self._pools.values()
-        return Usage(
-            num_blocks=sum(pool.num_blocks - 1 for pool in pools),
-            num_held=sum(pool.num_used for pool in pools),
-            num_shared=sum(pool.num_shared for pool in pools),
-            num_cached=sum(len(group.index.entries) for group in self._groups),
-        )
-
-    @property
-    def num_blocks(self) -> int:
-        """Blocks of the first pool, the null block included."""
-        return next(iter(self._pools.values())).num_blocks
-
-    @property
-    def num_free_blocks(self) -> int:
-        """Blocks of the first pool that can be taken, cached ones included."""
-        return next(iter(self._pools.values())).num_free
-
-    @property
-    def num_free_rows(self) -> int:
-        return len(self._rows.free)
-
-    def block_table(self, row: int, group: int = 0) -> NDArray[np.int32]:
-        """A copy of the row's block table, int32 ``[num_blocks of the row]``."""
-        self._require_used(row)
-        return self._groups[group].table[row, : self._groups[group].num_blocks[row]].copy()
-
-    def tokens(self, row: int) -> NDArray[np.int32]:
-        """A copy of the row's known tokens, int32 ``[num_known]``."""
-        self._require_used(row)
-        return self._rows.true_tokens.get(row, self._rows.tokens[row])[: self.num_known[row]].copy()
-
     def take_events(self) -> list[Event]:
         """What has been stored and removed since the last call; always empty unless ``events`` was set."""
         if not self._events:
@@ -403,21 +368,3 @@ class KVCacheManager:
         events = self._events.copy()
         self._events.clear()
         return events
-
-    def metrics(self) -> CacheMetrics:
-        """Counts since the manager was made."""
-        admission, rows = self._admission, self._rows
-        used = np.array(rows.used, np.intp)
-        places = int((self._growing[0].num_blocks[used] * self.block_size - rows.num_scheduled[used]).sum())
-        return CacheMetrics(
-            admission.num_requests,
-            admission.num_queried,
-            admission.num_hit,
-            sum(pool.num_evictions for pool in self._pools.values()),
-            sum(copies.num_copies for copies in self._copies.values()),
-            places,
-        )
-
-    def check(self) -> None:
-        """Raises AssertionError unless every invariant holds. Takes time in proportion to the pool."""
-        check_manager(self._rows, self._groups, self._pools, self._copies)

@@ -1,5 +1,8 @@
 """What the cache has done so far, and how much of the memory in use is not used."""
 
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 
@@ -26,7 +29,52 @@ class Usage:
 
     @property
     def fraction(self) -> float:
+        """The share of the blocks that is in use, 0 … 1."""
         return self.num_held / self.num_blocks
+
+
+@dataclass(frozen=True, slots=True)
+class EvictedBlock:
+    """How long a block's content lived.
+
+    Attributes:
+        residency_s: from taking the block to losing its content, seconds.
+        idle_s: since somebody last shared or released it, seconds.
+    """
+
+    residency_s: float
+    idle_s: float
+
+
+class BlockSampler:
+    """Watches every ``every``-th block, by id, and remembers the last ``most`` evictions among them."""
+
+    def __init__(self, every: int, most: int = 1024, clock: Callable[[], float] = time.monotonic) -> None:
+        self.every = every
+        self.clock = clock
+        self.evicted: deque[EvictedBlock] = deque(maxlen=most)
+        self._taken_s: dict[int, float] = {}
+        self._used_s: dict[int, float] = {}
+
+    def take(self, blocks: Iterable[int]) -> None:
+        """Blocks get new content."""
+        now = self.clock()
+        for block in blocks:
+            if block % self.every == 0:
+                self._taken_s[block] = self._used_s[block] = now
+
+    def use(self, blocks: Iterable[int]) -> None:
+        """Blocks are shared or released."""
+        now = self.clock()
+        for block in blocks:
+            if block in self._used_s:
+                self._used_s[block] = now
+
+    def evict(self, block: int) -> None:
+        """A block's content is lost."""
+        if block in self._taken_s:
+            now = self.clock()
+            self.evicted.append(EvictedBlock(now - self._taken_s.pop(block), now - self._used_s.pop(block)))
 
 
 @dataclass(frozen=True)
@@ -39,7 +87,8 @@ class CacheMetrics:
         num_hit_tokens: those of them that were in the cache.
         num_evictions: blocks whose content was lost to make room.
         num_copies: copies queued and taken, of partial hits and of forks.
-        num_wasted_tokens: places in the last blocks of running rows that hold no token.
+        num_wasted_tokens: places in the last blocks of running rows that hold no token, at this moment.
+        evicted: the latest evictions among the sampled blocks.
     """
 
     num_requests: int
@@ -48,6 +97,7 @@ class CacheMetrics:
     num_evictions: int
     num_copies: int
     num_wasted_tokens: int
+    evicted: tuple[EvictedBlock, ...] = ()
 
     @property
     def hit_rate(self) -> float:

@@ -134,7 +134,12 @@ class Steps:
             blocks = group.table[row, start:end].tolist()
             if not group.keeps_all and 0 in blocks:
                 kept = [at for at, block in enumerate(blocks) if block]
-                group.index.insert_many(*([each[at] for at in kept] for each in (blocks, hashes, parents, keys)))
+                group.index.insert_many(
+                    [blocks[at] for at in kept],
+                    [hashes[at] for at in kept],
+                    [parents[at] for at in kept],
+                    [keys[at] for at in kept],
+                )
             else:
                 group.index.insert_many(blocks, hashes, parents, keys)
         rows.open_parent[row] = prefix_code(hashes[-1])
