@@ -222,12 +222,11 @@ class PrefixIndex:
         self.events.append(BlockStored(block_hash, parent, tokens, self.group, spans))
 
     def clear(self) -> None:
-        """Forgets everything at once."""
+        """Forgets everything at once, except which blocks rest on steps in flight: rows may have hit them."""
         for block in self.entries:
             self._cached[block] = 0
         for each in (self.blocks, self.entries, self.children, self.duplicates, self.details):
             each.clear()
-        self.journal.clear()
         self.version += 1
 
     def check(self) -> None:
