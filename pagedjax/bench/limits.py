@@ -6,9 +6,10 @@ A floor that is too high flatters, so each limit is tried in several forms and t
 All of it runs on jax's default device.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -88,37 +89,68 @@ def fastest_read(*, num_bytes: int = 512 * MIB, repeats: int = 15) -> ReadBandwi
 
 @dataclass(frozen=True)
 class _Form:
-    """A way to compute x[rows, in] times a weight; `out_in` says that the weight is stored [out, in]."""
+    """A way to compute x[rows, in] times a weight.
 
-    product: Callable[[jax.Array, jax.Array], jax.Array]
-    out_in: bool = False
-    max_rows: int | None = None
+    Attributes:
+      product: x[rows, in] and the stored weight -> [rows, out].
+      store: w[in, out] -> what is kept of it instead.
+      applies: rows and out -> whether the form is worth trying.
+    """
 
-
-def _contract(x: jax.Array, w: jax.Array, x_axis: int, w_axis: int) -> jax.Array:
-    precision = lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
-    return lax.dot_general(x, w, (((x_axis,), (w_axis,)), ((), ())), precision=precision)
-
-
-def _padded_to_two_rows(x: jax.Array, w: jax.Array) -> jax.Array:
-    return _contract(jnp.pad(x, ((0, 1), (0, 0))), w, 1, 0)[:1]
+    product: Callable[[jax.Array, Any], jax.Array]
+    store: Callable[[jax.Array], Any]
+    applies: Callable[[int, int], bool] = lambda rows, out: True
 
 
-_FORMS: Mapping[str, _Form] = {
-    "x[rows, in] @ w[in, out]": _Form(lambda x, w: _contract(x, w, 1, 0)),
-    "(w[in, out].T @ x.T).T": _Form(lambda x, w: _contract(w, x, 0, 1).T),
-    "x[rows, in] @ w[out, in].T": _Form(lambda x, w: _contract(x, w, 1, 1), out_in=True),
-    "(w[out, in] @ x.T).T": _Form(lambda x, w: _contract(w, x, 1, 1).T, out_in=True),
-    "two rows": _Form(_padded_to_two_rows, max_rows=1),
+_PIECE = 4096  # columns
+
+
+def _contract(a: jax.Array, b: jax.Array, a_axis: int, b_axis: int) -> jax.Array:
+    precision = lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
+    return lax.dot_general(a, b, (((a_axis,), (b_axis,)), ((), ())), precision=precision)
+
+
+def _in_out(w: jax.Array) -> jax.Array:
+    return w
+
+
+def _out_in(w: jax.Array) -> jax.Array:
+    return jnp.array(w.T, copy=True)
+
+
+def _pieces(w: jax.Array) -> list[jax.Array]:
+    return [jnp.array(w[:, start : start + _PIECE].T, copy=True) for start in range(0, w.shape[1], _PIECE)]
+
+
+def _times_pieces(x: jax.Array, pieces: Sequence[jax.Array]) -> jax.Array:
+    return jnp.concatenate([_contract(piece, x, 1, 1) for piece in pieces]).T
+
+
+def _as_two_rows(form: _Form) -> _Form:
+    """One row computed as two, the second one zero: for bfloat16 XLA's product of one row is slow on a CPU."""
+
+    def product(x: jax.Array, w: Any) -> jax.Array:
+        return form.product(jnp.pad(x, ((0, 1), (0, 0))), w)[:1]
+
+    return _Form(product, form.store, lambda rows, out: rows == 1 and form.applies(rows, out))
+
+
+_FORMS: dict[str, _Form] = {
+    "x[rows, in] @ w[in, out]": _Form(lambda x, w: _contract(x, w, 1, 0), _in_out),
+    "(w[in, out].T @ x.T).T": _Form(lambda x, w: _contract(w, x, 0, 1).T, _in_out),
+    "x[rows, in] @ w[out, in].T": _Form(lambda x, w: _contract(x, w, 1, 1), _out_in),
+    "(w[out, in] @ x.T).T": _Form(lambda x, w: _contract(w, x, 1, 1).T, _out_in),
+    "(w[out, in] @ x.T).T in pieces": _Form(_times_pieces, _pieces, lambda rows, out: out > _PIECE),
 }
+_FORMS |= {f"{name}, as two rows": _as_two_rows(form) for name, form in _FORMS.items()}
 
 
 class ProductsAlone:
     """The matrix products of a model and nothing else, in one compiled call that reads each weight once.
 
     The products are chained as in a model: each takes the leading columns of the one before (behind an optimisation
-    barrier, so that none of its columns is dropped). For each shape several forms are timed on all the weights of that
-    shape, and the call is made of the fastest ones. float32 products have precision HIGHEST.
+    barrier, so that none of its columns is dropped). For each shape several forms are timed on as many weights, once in a
+    process, and the call is made of the fastest ones. float32 products have precision HIGHEST.
 
     Attributes:
       forms: for each (rows, in, out), the form that was fastest.
@@ -130,7 +162,7 @@ class ProductsAlone:
         self,
         shapes: Sequence[tuple[int, int]],
         rows: int,
-        dtype: Any,
+        dtype: str,
         *,
         head_rows: int | None = None,
         form_repeats: int = 5,
@@ -140,7 +172,7 @@ class ProductsAlone:
         Args:
           shapes: (in, out) of each weight, in order.
           rows: rows of x.
-          dtype: of x and the weights.
+          dtype: of x and the weights: the name, such as ``bfloat16``.
           head_rows: rows that the last product takes; all of them by default.
           form_repeats: how often each form is timed before one is chosen.
 
@@ -155,16 +187,14 @@ class ProductsAlone:
                 f"head_rows is {head_rows} and rows {rows}; both must be at least 1, and head_rows at most rows"
             )
         products = [(rows, *shape) for shape in shapes[:-1]] + [(head_rows, *shapes[-1])]
-        weights = [_weight(index, shape, dtype) for index, shape in enumerate(shapes)]
-        self.forms: dict[tuple[int, int, int], str] = {}
-        for product in dict.fromkeys(products):
-            same = [index for index, other in enumerate(products) if other == product]
-            alike = [weights[index] for index in same]
-            self.forms[product], chosen = _fastest_form(product, alike, form_repeats)
-            for index, weight in zip(same, chosen, strict=True):
-                weights[index] = weight
+        counts = Counter(products)
+        self.forms = {product: _fastest_form(product, count, dtype, form_repeats) for product, count in counts.items()}
+        weights = [
+            _FORMS[self.forms[product]].store(_weight(index, product[1:], dtype))
+            for index, product in enumerate(products)
+        ]
         self.flops = sum(2 * num_rows * size_in * size_out for num_rows, size_in, size_out in products)
-        self.weight_bytes = sum(weight.nbytes for weight in weights)
+        self.weight_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(weights))
         chain = jax.jit(partial(_chain, [(product, _FORMS[self.forms[product]]) for product in products]))
         self._call = partial(chain, _inputs(products[0], dtype), weights)
         jax.block_until_ready(self._call())
@@ -178,30 +208,33 @@ class ProductsAlone:
         return measure(self._call, repeats=repeats, warmup=0)
 
 
-def _weight(seed: int, shape: tuple[int, int], dtype: Any) -> jax.Array:
+def _weight(seed: int, shape: tuple[int, ...], dtype: str) -> jax.Array:
     """Normal numbers, scaled so that products keep the scale of their input: nothing overflows or denormalises."""
     return (jax.random.normal(jax.random.key(seed), shape, jnp.float32) * shape[0] ** -0.5).astype(dtype)
 
 
-def _inputs(product: tuple[int, int, int], dtype: Any) -> jax.Array:
+def _inputs(product: tuple[int, int, int], dtype: str) -> jax.Array:
     num_rows, size_in, _ = product
     return jax.random.normal(jax.random.key(0), (num_rows, size_in), jnp.float32).astype(dtype)
 
 
-def _fastest_form(product: tuple[int, int, int], weights: list[jax.Array], repeats: int) -> tuple[str, list[jax.Array]]:
-    """Return the fastest form for a product, and the weights as that form stores them."""
-    allowed = {name: form for name, form in _FORMS.items() if form.max_rows is None or product[0] <= form.max_rows}
-    stored = {False: weights, True: [jnp.array(weight.T, copy=True) for weight in weights]}
-    x = _inputs(product, weights[0].dtype)
+@cache
+def _fastest_form(product: tuple[int, int, int], num_weights: int, dtype: str, repeats: int) -> str:
+    """Return the form that computes that many products of one shape, each with a weight of its own, in the least time."""
+    weights = [_weight(index, product[1:], dtype) for index in range(num_weights)]
+    x = _inputs(product, dtype)
+    stored: dict[Callable[[jax.Array], Any], list[Any]] = {}
     calls = {}
-    for name, form in allowed.items():
-        chain = jax.jit(partial(_chain, [(product, form)] * len(weights)))
-        calls[name] = partial(chain, x, stored[form.out_in])
-    name = _fastest(_race(calls, repeats))
-    return name, stored[_FORMS[name].out_in]
+    for name, form in _FORMS.items():
+        if form.applies(product[0], product[2]):
+            if form.store not in stored:
+                stored[form.store] = [form.store(weight) for weight in weights]
+            chain = jax.jit(partial(_chain, [(product, form)] * num_weights))
+            calls[name] = partial(chain, x, stored[form.store])
+    return _fastest(_race(calls, repeats))
 
 
-def _chain(plan: Sequence[tuple[tuple[int, int, int], _Form]], x: jax.Array, weights: Sequence[jax.Array]) -> jax.Array:
+def _chain(plan: Sequence[tuple[tuple[int, int, int], _Form]], x: jax.Array, weights: Sequence[Any]) -> jax.Array:
     """Each product of the leading rows and columns of the one before; columns repeat where there are too few."""
     for ((num_rows, size_in, _), form), weight in zip(plan, weights, strict=True):
         if x.shape[1] < size_in:
