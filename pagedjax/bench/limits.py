@@ -149,8 +149,8 @@ class ProductsAlone:
     """The matrix products of a model and nothing else, in one compiled call that reads each weight once.
 
     The products are chained as in a model: each takes the leading columns of the one before (behind an optimisation
-    barrier, so that none of its columns is dropped). For each shape several forms are timed on as many weights, once in a
-    process, and the call is made of the fastest ones. float32 products have precision HIGHEST.
+    barrier, so that none of its columns is dropped). For each shape several forms are timed on as many weights, once in
+    a process, and the call is made of the fastest ones. float32 products have precision HIGHEST.
 
     Attributes:
       forms: for each (rows, in, out), the form that was fastest.
@@ -220,7 +220,7 @@ def _inputs(product: tuple[int, int, int], dtype: str) -> jax.Array:
 
 @cache
 def _fastest_form(product: tuple[int, int, int], num_weights: int, dtype: str, repeats: int) -> str:
-    """Return the form that computes that many products of one shape, each with a weight of its own, in the least time."""
+    """Return the form that computes that many products of one shape, each with its own weight, in the least time."""
     weights = [_weight(index, product[1:], dtype) for index in range(num_weights)]
     x = _inputs(product, dtype)
     stored: dict[Callable[[jax.Array], Any], list[Any]] = {}
