@@ -67,21 +67,16 @@ class Buckets:
             room = _least(self.decodes, decodes)
             return Bucket(room, 0, 0, room)
         room = _least(self._mixed_decodes, decodes)
-        few = room + self.max_prefills
-        return Bucket(
-            room,
-            _least(self.prefill_tokens, prefill_tokens),
-            self.max_prefills,
-            few if samples <= few else room + self.max_rows,
-        )
+        new = self.max_prefills if samples - decodes <= self.max_prefills else self.max_rows
+        return Bucket(room, _least(self.prefill_tokens, prefill_tokens), self.max_prefills, room + new)
 
     def all(self) -> list[Bucket]:
         """Every bucket that `pick` can return."""
         found = {self.pick(decodes=rows) for rows in self.decodes}
         for rows in self._mixed_decodes:
             for tokens in self.prefill_tokens:
-                for samples in (1, room) if (room := rows + self.max_rows) > rows + self.max_prefills else (1,):
-                    found.add(self.pick(decodes=rows, prefill_tokens=tokens, prefills=1, samples=samples))
+                for new in (1, self.max_rows):
+                    found.add(self.pick(decodes=rows, prefill_tokens=tokens, prefills=1, samples=rows + new))
         return sorted(found)
 
 

@@ -174,14 +174,14 @@ class Engine:
         name = f"request-{next(self._names)}" if request_id is None else request_id
         if name in self._requests:
             raise RequestError(f"request {name!r} is there already; choose another name")
+        if params.stop and self.tokenizer is None:
+            raise RequestError("stop strings need a tokenizer; give the engine one or use stop_token_ids")
         text, tokens = self._tokens_of(prompt)
         limit = self._check_size(tokens, params)
         seed = int(self._seeds.integers(MAX_SEED + 1)) if params.seed is None else params.seed
         stop_ids = frozenset(params.stop_token_ids)
         if not params.ignore_eos and self.tokenizer is not None:
             stop_ids |= frozenset(self.tokenizer.eos_ids)
-        if params.stop and self.tokenizer is None:
-            raise RequestError("stop strings need a tokenizer; give the engine one or use stop_token_ids")
         request = Request(name, text, tokens, params, seed, limit, stop_ids, salt)
         request.sequences = [Sequence(request, index) for index in range(params.n)]
         self._requests[name] = request
