@@ -7,6 +7,11 @@ import sys
 from collections.abc import Sequence
 
 DEFAULT_MODEL = "smollm2-135m"
+DEFAULT_SYSTEM = (  # the built-in prompts share it, so that its KV is computed once
+    "You are a helpful AI assistant named SmolLM, trained by Hugging Face. Answer in plain words, as short as the "
+    "question allows, and say so if you do not know. When you are asked for a list, write one item a line. When you "
+    "are asked for a poem, keep to the form that was asked for."
+)
 DEFAULT_PROMPTS = (
     "What is the capital of France? Answer in one sentence.",
     "Explain in two sentences why the sky is blue.",

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pagedjax.cli import DEFAULT_PROMPTS
+from pagedjax.cli import DEFAULT_PROMPTS, DEFAULT_SYSTEM
 
 if TYPE_CHECKING:
     from rich.console import Console, Group
@@ -43,7 +43,9 @@ def run(options: argparse.Namespace) -> int:
     with console.status(f"loading {options.model}"):
         llm = LLM(options.model, config=config, dtype=options.dtype)
     chat = (llm.tokenizer.chat_template is not None) if options.chat is None else options.chat
-    inputs = [chat_prompt(llm, prompt, options.system) if chat else prompt for prompt in prompts]
+    built_in = not options.prompt and options.prompts_file is None
+    system = DEFAULT_SYSTEM if options.system is None and built_in else options.system
+    inputs = [chat_prompt(llm, prompt, system) if chat else prompt for prompt in prompts]
     outputs = generate(llm, prompts, inputs, params, console, quiet=options.json)
     if options.json:
         print(json.dumps(as_json(prompts, outputs, llm.stats()), ensure_ascii=False))

@@ -47,6 +47,8 @@ class _InFlight:
     places: np.ndarray
     output: StepOutput
     is_prefill: bool
+    dispatched_s: float
+    ready_s: float | None = None
 
 
 @dataclass(eq=False)
@@ -277,13 +279,14 @@ class Engine:
             return False
         if scheduled is None:
             return False
-        compile_s = self.runner.stats.compile_s
-        if not self._in_flight:
-            self._last_read_s = time.perf_counter()
+        if self.runner.must_compile(scheduled):  # compiling is no part of a step's time
+            for record in self._in_flight:
+                jax.block_until_ready(record.output)
+                record.ready_s = time.perf_counter()
+            self.runner.compile_step(self.runner.bucket_of(scheduled))
         output, places = self.runner.dispatch(scheduled)
-        self._last_read_s += self.runner.stats.compile_s - compile_s  # compiling is no part of a step's time
-        step_id = self.manager.commit()
-        self._in_flight.append(_InFlight(step_id, scheduled.samples, places, output, bool(scheduled.prefills)))
+        step_id, now = self.manager.commit(), time.perf_counter()
+        self._in_flight.append(_InFlight(step_id, scheduled.samples, places, output, bool(scheduled.prefills), now))
         self._meter_pool()
         return True
 
@@ -340,8 +343,9 @@ class Engine:
         meter.peak_rows = max(meter.peak_rows, len(self.scheduler.running))
 
     def _meter_time(self, record: _InFlight) -> None:
-        now = time.perf_counter()
-        took, self._last_read_s = now - self._last_read_s, now
+        now = record.ready_s or time.perf_counter()
+        took = now - max(self._last_read_s, record.dispatched_s)
+        self._last_read_s = now
         self.meter.num_generated_tokens += len(record.samples)
         if record.is_prefill:
             self.meter.prefill_s += took

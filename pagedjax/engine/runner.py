@@ -116,6 +116,10 @@ class Runner:
             samples=step.num_samples,
         )
 
+    def must_compile(self, step: ScheduledStep) -> bool:
+        """Whether the step's bucket was never compiled."""
+        return self.bucket_of(step) not in self._steps
+
     def dispatch(self, step: ScheduledStep) -> tuple[StepOutput, np.ndarray]:
         """Starts a step on the device.
 
