@@ -45,6 +45,10 @@ class Match:
     hits: list[GroupHit]
     versions: list[int]
 
+    @property
+    def epoch(self) -> int:
+        return self.versions[0]
+
 
 class Admission:
     """Lets requests into ``rows``.
@@ -83,7 +87,7 @@ class Admission:
         return Match(length, leader, query, hits, self._versions())
 
     def _versions(self) -> list[int]:
-        return [group.index.version for group in self.groups]
+        return [self.epoch, self.rows.version, *(group.index.version for group in self.groups)]
 
     def _query(self, tokens: Tokens, keys: ExtraKeys) -> Query:
         if tokens.size == 0:

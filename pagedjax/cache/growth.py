@@ -72,7 +72,7 @@ def _plan_group(
 ) -> GroupPlan:
     if group.kind.in_place:
         return _plan_state(group, rows, batch, totals, scheduled)
-    more = np.maximum(-(-totals // rows.block_size) - group.num_blocks[batch], 0)
+    more = -(-totals // rows.block_size) - group.num_blocks[batch]
     plan = GroupPlan(more, int(more.sum()))
     if len(marked):
         leaving: dict[int, int] = {}
@@ -198,6 +198,7 @@ def _make_private(group: Group, rows: Rows, row: int, place: int) -> None:
     group.copies.add(shared, block, num_tokens)
     group.pool.release(np.array([shared]))
     group.replace(row, place, block)
+    rows.version += 1
     # Until the copy is dispatched, what is in the block counts as not written.
     rows.num_written[row] = min(int(rows.num_written[row]), start)
 

@@ -140,7 +140,7 @@ class KVCacheManager(Observable):
         Raises:
             RequestTooLargeError: ``max_total_tokens`` can never fit.
         """
-        if match is None:
+        if match is None or match.epoch != self._admission.epoch:
             match = self.match(tokens, keys)
         return self._admission.admit(match, num_new_tokens, max_total_tokens or 0)
 

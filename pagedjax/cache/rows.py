@@ -21,6 +21,7 @@ class Rows:
     Attributes:
         tokens: int32 ``[max_rows, width]``: known ids, those under a span replaced by look-up codes.
         limit: tokens up to which the row may grow without looking at its blocks; -1 if the row is free.
+        version: grows whenever tokens that a look-up may have seen go, or move to another block.
         num_indexed: whole blocks at the front that have been given to the prefix index.
         index_at: written and known tokens at which the next block is whole; NEVER if the row is not indexed.
         open_parent: the first 8 bytes of the hash before the row's unfinished block; 0 if nobody may look there.
@@ -54,6 +55,7 @@ class Rows:
         self.free = list(range(max_rows - 1, -1, -1))
         self.last_serial = 0
         self.num_given_back = 0
+        self.version = 0
 
     def is_used(self, row: int) -> bool:
         return 0 <= row < self.max_rows and bool(self.serial[row] != FREE)
@@ -86,6 +88,7 @@ class Rows:
         self.true_tokens.pop(row, None)
         self.free.append(row)
         self.num_given_back += 1
+        self.version += 1
 
     def start_indexing(self, row: int, root: bytes, hashes: list[bytes], num_indexed: int) -> None:
         """Says that the first ``num_indexed`` blocks are in the index and that the others shall follow."""

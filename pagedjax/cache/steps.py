@@ -272,6 +272,7 @@ class Steps:
         self.unschedule(row, num_tokens)
         for group in self.growing:
             group.cut(row, cdiv(num_tokens, rows.block_size))
+        rows.version += 1
         rows.num_scheduled[row] = num_tokens
         rows.num_written[row] = min(num_tokens, int(rows.num_written[row]))
         rows.num_settled[row] = min(num_tokens, int(rows.num_settled[row]))

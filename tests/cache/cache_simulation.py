@@ -76,6 +76,7 @@ class Simulation:
         self.serial = 0
         self.epoch = 0
         self.num_ops = 0
+        self.old_match = None
         self.full_only = all(type(kind).__name__ == "FullAttention" for kind in kinds)
 
     # ---- identities
@@ -135,10 +136,17 @@ class Simulation:
         if self.full_only:
             assert match.num_tokens == self.longest_hit(prompt, salt), "the hit is not the longest one"
         assert 0 <= match.num_tokens <= len(prompt) - 1
+        for group in m._growing if m.enable_prefix_caching else ():
+            most = group.longest_hit(match.query, match.num_tokens, m._admission.min_partial_hit)
+            assert most == match.num_tokens, "a group cannot serve the hit"
         if match.leader is not None:
             assert match.leader in self.rows
             if code % 3:
                 return
+        if code % 11 == 0:  # keep it for later, and use an old one
+            (prompt, salt, match), self.old_match = self.old_match or (prompt, salt, match), (prompt, salt, match)
+            if match.epoch != self.epoch:
+                match = m.match(prompt, self.keys(salt))
         rest = len(prompt) - match.num_tokens
         count = rest if code % 2 else code // 16 % rest + 1
         whole, hit = match.num_tokens // self.block_size * self.block_size, match.num_tokens
@@ -157,7 +165,7 @@ class Simulation:
         assert start >= min(whole, hit) or not self.full_only
         assert len(free) > 1 or m.num_free_blocks <= free[0]
         self.serial += 1
-        self.rows[row] = Row(prompt, salt, self.epoch, self.serial, m.enable_prefix_caching, start)
+        self.rows[row] = Row(list(prompt), salt, self.epoch, self.serial, m.enable_prefix_caching, start)
         self.learn(self.rows[row], len(prompt))
         self.history.append(prompt)
         del self.history[:-12]
@@ -178,6 +186,7 @@ class Simulation:
             return False
         m = self.m
         before, free = self.state(), {name: pool.num_free for name, pool in m._pools.items()}
+        tails = self.tails(batch)
         try:
             predicted = m.blocks_to_grow(np.array(batch), np.array(counts))
             assert self.state() == before, "a prediction changed something"
@@ -191,6 +200,9 @@ class Simulation:
             return False
         taken = sum(free.values()) - sum(pool.num_free for pool in m._pools.values())
         assert taken == predicted, f"{predicted} blocks were predicted but {taken} taken"
+        for (group, block), (owners, growing) in tails.items():
+            left = sum(m.block_table(row, group)[place] != block for row, place in growing)
+            assert left == min(len(growing), owners - 1), f"block {block} of {owners} owners was copied {left} times"
         for row, count in zip(batch, counts, strict=True):
             end = int(m.num_scheduled[row])
             for group in m._growing:
@@ -199,6 +211,17 @@ class Simulation:
                 for place in range(first // self.block_size, (end - 1) // self.block_size + 1):
                     assert group.pool.owners[table[place]] == 1, "a block with several owners would be written"
         return True
+
+    def tails(self, batch: list[int]) -> dict:
+        """(group, block) -> owners, and (row, place) of those that are about to write on in the block."""
+        tails: dict = {}
+        for group in self.m._growing:
+            for row in batch:
+                place, rest = divmod(int(self.m.num_scheduled[row]), self.block_size)
+                if rest and not group.kind.in_place:
+                    block = int(self.m.block_table(row, group.number)[place])
+                    tails.setdefault((group.number, block), (int(group.pool.owners[block]), []))[1].append((row, place))
+        return tails
 
     def draft(self, code: int) -> None:
         """Speculative decoding: schedules guesses, and later takes some of them back."""
@@ -374,7 +397,14 @@ class Simulation:
         most = min(int(m.num_known[row]), int(m.num_scheduled[row]))
         if most < 1:
             return
-        n = most if code % 3 else code // 8 % most + 1
+        self.fork_row(row, most if code % 3 else code // 8 % most + 1)
+
+    def fork_row(self, row: int, n: int | None) -> None:
+        m = self.m
+        most = min(int(m.num_known[row]), int(m.num_scheduled[row]))
+        if most < 1:
+            return
+        n = most if n is None else n
         child = m.fork(row, None if n == most else n)
         if child is None:
             assert len(self.rows) == self.max_rows
@@ -388,15 +418,46 @@ class Simulation:
         if self.full_only:
             assert int(m.num_scheduled[child]) == n
 
+    def branch(self, code: int) -> None:
+        """Forks, and forks of forks, each of which goes another way in the same step."""
+        row = self.pick(code)
+        for level in range(1 + code // 8 % 3):
+            if row is None:
+                return
+            before = set(self.rows)
+            self.fork_row(row, None)
+            new = set(self.rows) - before
+            if not new:
+                return
+            (row,) = new
+            self.append_to(row, self.draw_tokens(code // 32 + level, 2))
+            left = len(self.rows[row].tokens) - int(self.m.num_scheduled[row])
+            if left > 0:
+                self.grow_batch([row], [left])
+
+    def revise(self, code: int) -> None:
+        """Cuts a sequence short and takes it elsewhere."""
+        row = self.pick(code)
+        if row is None:
+            return
+        self.cut(row, 1 + code // 8 % len(self.rows[row].tokens))
+        self.append_to(row, self.draw_tokens(code // 64, 4))
+        left = len(self.rows[row].tokens) - int(self.m.num_scheduled[row])
+        if left > 0:
+            self.grow_batch([row], [left])
+
     def append(self, code: int) -> None:
         row = self.pick(code)
         if row is None:
             return
+        self.append_to(row, self.draw_tokens(code // 4, 6))
+
+    def append_to(self, row: int, more: list[int]) -> None:
         mine = self.rows[row]
         known = int(self.m.num_known[row])
         if known != len(mine.tokens) or int(self.m.num_scheduled[row]) > known:
             return
-        more = self.draw_tokens(code // 4, 6)[: self.max_len - 2 - known]
+        more = more[: max(0, self.max_len - 2 - known)]
         if more:
             self.m.append(row, more)
             mine.tokens += more
@@ -406,8 +467,10 @@ class Simulation:
         row = self.pick(code)
         if row is None:
             return
+        self.cut(row, 1 + code // 8 % len(self.rows[row].tokens))
+
+    def cut(self, row: int, n: int) -> None:
         mine, m = self.rows[row], self.m
-        n = 1 + code // 8 % len(mine.tokens)
         if n > max(int(m.num_known[row]), int(m.num_scheduled[row])):
             return
         m.truncate(row, n)
@@ -479,6 +542,8 @@ class Simulation:
         *("free",) * 2,
         "preempt",
         "truncate",
+        "revise",
+        "branch",
         "append",
         "draft",
         "fail",
