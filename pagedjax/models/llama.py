@@ -13,7 +13,15 @@ import jax.numpy as jnp
 from flax import nnx
 
 from pagedjax.models.config import ModelConfig
-from pagedjax.models.layers import RMSNorm, apply_rope, dot, make_param, rope_frequencies, rope_tables
+from pagedjax.models.layers import (
+    RMSNorm,
+    apply_rope,
+    dot,
+    make_param,
+    project_to_vocab,
+    rope_frequencies,
+    rope_tables,
+)
 from pagedjax.nnx import PagedAttention
 
 __all__ = ["Llama", "gate_up_width"]
@@ -128,7 +136,7 @@ class Llama(nnx.Module):
         self.norm = RMSNorm(hidden, eps=config.rms_norm_eps, rngs=rngs, param_dtype=weights)
         self.lm_head: nnx.Param | None = nnx.data(None)
         if not config.tie_embeddings:
-            self.lm_head = make_param(rngs, (hidden, vocab), weights, scale=hidden**-0.5)
+            self.lm_head = make_param(rngs, (vocab, hidden), weights, scale=hidden**-0.5)
 
     def __call__(self, tokens: jax.Array, positions: jax.Array) -> jax.Array:
         """Hidden rows after the last norm.
@@ -150,5 +158,6 @@ class Llama(nnx.Module):
     def head(self, hidden: jax.Array) -> jax.Array:
         """Logits of hidden rows: ``[..., hidden]`` to float32 ``[..., vocab]`` (float64 in a float64 model)."""
         wide = jnp.promote_types(self.dtype, jnp.float32)
-        weights = self.embedding[...].T if self.lm_head is None else self.lm_head[...]
-        return dot(hidden, weights, out_dtype=wide)
+        table = self.embedding[...] if self.lm_head is None else self.lm_head[...]
+        logits = project_to_vocab(hidden.reshape(-1, hidden.shape[-1]), table, wide)
+        return logits.reshape(*hidden.shape[:-1], -1)

@@ -134,7 +134,7 @@ def _plan(model: Llama, names: TensorNames) -> _Plan:
     plan.as_it_is(model.norm.weight, names.norm)
     plan.as_it_is(model.embedding, names.embedding)
     if model.lm_head is not None:
-        plan.matrix(model.lm_head, names.head)
+        plan.as_it_is(model.lm_head, names.head)
     dim, num_kv_heads, ff = config.head_dim, config.num_kv_heads, config.intermediate_size
     queries = config.num_heads // num_kv_heads * dim
     group = queries + 2 * dim
