@@ -18,11 +18,15 @@ def check_manager(
     _check_rows(rows)
     for name, pool in pools.items():
         owners = np.zeros(pool.num_blocks, np.int64)
+        user = np.full(pool.num_blocks, -1)
         for group in groups:
             if group.pool is pool:
                 for row in rows.used:
-                    np.add.at(owners, group.table[row, : group.num_blocks[row]], 1)
-        owners[0] = 0
+                    blocks = group.table[row, : group.num_blocks[row]]
+                    blocks = blocks[blocks != 0]
+                    np.add.at(owners, blocks, 1)
+                    assert np.isin(user[blocks], (-1, group.number)).all(), "two groups use the same block"
+                    user[blocks] = group.number
         pool.check(owners.tolist())
         copies[name].check()
         assert pool.num_free + pool.num_used + 1 == pool.num_blocks
