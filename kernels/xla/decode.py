@@ -1,4 +1,7 @@
-"""Attention of one new token a sequence: a loop over chunks of the context, with a running softmax."""
+"""Attention of one new token a sequence: a loop over chunks of the context, with a running softmax.
+
+All sequences take the loop together, as often as the longest of them needs.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -12,11 +15,10 @@ from pagedjax.kernels.xla.options import (
     cap,
     is_visible,
     product_dtype,
-    read_heads,
-    read_scales,
 )
+from pagedjax.kernels.xla.products import query_scores, weighted_values
 
-CHUNK_TOKENS = 128
+CHUNK_TOKENS = 128  # of each sequence; 64 ties with 8 sequences, 512 is a third slower: what it stores leaves the cache
 
 
 def decode_attention(
@@ -40,7 +42,7 @@ def decode_attention(
     wide, narrow = accumulator_dtype(q), product_dtype(q, sources.pages)
     chunk_blocks = min(max(1, CHUNK_TOKENS // block_size), tables.shape[1])
     dtype = q.dtype
-    q = q.astype(narrow).reshape(batch, num_kv_heads, group, -1)
+    q = q.reshape(batch, num_kv_heads, group, -1)
     position = kv_lens - 1
     span = blocks_seen(position, kv_lens, block_size, options)
 
@@ -52,22 +54,13 @@ def decode_attention(
         keys = (logical[..., None] * block_size + jnp.arange(block_size, dtype=jnp.int32)).reshape(batch, -1)
         seen = is_visible(position[:, None], keys, options)[:, None]
 
-        k = read_heads(sources, blocks, 0, options.k_dim).astype(narrow)
-        scores = jnp.einsum("bhgd,bhsd->bhgs", q, k, precision="highest", preferred_element_type=wide) * options.scale
-        if sources.scales is not None:
-            scores = scores * read_scales(sources, blocks, 0)[:, :, None]
+        scores = query_scores(q, sources, blocks, options, narrow, wide) * options.scale
         scores = jnp.where(seen[:, :, None], cap(scores, options), -jnp.inf)
         new_highest = jnp.maximum(highest, scores.max(axis=-1))
         safe = jnp.where(new_highest == -jnp.inf, 0, new_highest)
         weights = jnp.exp(scores - safe[..., None])
         shrink = jnp.exp(highest - safe)
-        v = read_heads(sources, blocks, options.v_offset, options.v_dim).astype(narrow)
-        if sources.scales is not None:
-            v = v * read_scales(sources, blocks, 1)[..., None].astype(narrow)
-        v = jnp.where(seen[..., None], v, 0)
-        part = jnp.einsum(
-            "bhgs,bhsd->bhgd", weights.astype(narrow), v, precision="highest", preferred_element_type=wide
-        )
+        part = weighted_values(weights, seen[:, 0], sources, blocks, options, narrow, wide)
         return new_highest, total * shrink + weights.sum(axis=-1), out * shrink[..., None] + part
 
     if sources.sink_logits is None:
