@@ -6,6 +6,7 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import jax
 import jax.numpy as jnp
 
 from pagedjax.models.config import ModelConfig, config_from_gguf, config_from_hf
@@ -76,8 +77,8 @@ def load_model(model: str | Path, *, dtype: Any = "float32", progress: Progress 
         target = jnp.dtype(dtype)
     except TypeError:
         raise LoadError(f"dtype is {dtype!r}; supported: {', '.join(_DTYPES)}") from None
-    if target.name not in _DTYPES or jnp.zeros((), target).dtype != target:
-        raise LoadError(f"dtype is {target.name}; supported: {', '.join(_DTYPES)} (float64 with jax_enable_x64)")
+    if target.name not in _DTYPES or (target.name == "float64" and not jax.config.jax_enable_x64):
+        raise LoadError(f"dtype is {target.name!r}; supported: {', '.join(_DTYPES)} (float64 with jax_enable_x64)")
     path = find_demo_model() if model == DEMO_MODEL else Path(model)
     if path.is_dir():
         return _load_hf(path, target, progress)
