@@ -1,7 +1,7 @@
 """``pagedjax bench cache``: what the host-side bookkeeping costs, at several sizes of the pool.
 
-Block size 16, prefix caching on, events off, on one core. ``state`` says what lies in the free blocks: nothing (``fresh``), or
-cached content that must be evicted first (``steady``, what a server looks like after a while). The peer is vLLM's own
+Block size 16, prefix caching on, events off, on one core. ``state`` says what lies in the free blocks: nothing
+(``fresh``), or cached content that must be evicted first (``steady``: a server after a while). The peer is vLLM's own
 KVCacheManager, timed by a script of its own on the same machine: the cases are cut alike.
 """
 
@@ -125,7 +125,7 @@ def _build_times(num_blocks: int, repeats: int = 5) -> list[float]:
 
 
 def _admission_times(manager: KVCacheManager, repeats: int) -> dict[str, list[float]]:
-    """An 8k-token prompt: at a miss, again while another row has all its blocks, and once more when they are all free."""
+    """An 8k-token prompt: at a miss, while another row has all its blocks, and when they are all free."""
     rng = np.random.default_rng(2)
     times: dict[str, list[float]] = {"admit_8k_miss": [], "admit_8k_hit": [], "admit_8k_hit_free": [], "free_8k": []}
     for _ in range(repeats):

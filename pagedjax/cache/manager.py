@@ -280,8 +280,8 @@ class KVCacheManager(Observable):
 
     def fail(self, step: int) -> None:
         """The step and all later ones, and what is scheduled since, never happened: what they entered into the index
-        is revoked and each row has scheduled what had been written before (less where a copy or a state is lost).
-        Known tokens stay.
+        is revoked and each row has scheduled what had been written before (or less, down to a block boundary or to
+        the last state). Known tokens stay.
 
         Raises:
             ValueError: the step is not in flight, or has been settled.

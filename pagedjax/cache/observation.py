@@ -56,7 +56,7 @@ class Observable:
             num_blocks=sum(pool.num_blocks - 1 for pool in pools),
             num_held=sum(pool.num_used for pool in pools),
             num_shared=sum(pool.num_shared for pool in pools),
-            num_cached=sum(len(group.index.entries) for group in self._groups),
+            num_cached=sum(group.index.num_findable for group in self._groups),
         )
 
     def metrics(self) -> CacheMetrics:

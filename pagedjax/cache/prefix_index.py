@@ -72,6 +72,11 @@ class PrefixIndex:
         self.version = 0
         self._cached = memoryview(pool.cached)
 
+    @property
+    def num_findable(self) -> int:
+        """Blocks whose content a look-up can find: all with an entry but the duplicates."""
+        return len(self.entries) - sum(map(len, self.duplicates.values()))
+
     def insert_many(self, blocks: list[int], hashes: list[bytes], parents: list[bytes], keys: list[bytes]) -> None:
         """`insert` for many blocks without spans. Nearly all are the first of their content and of their prefix."""
         entries, names, children, cached = self.entries, self.blocks, self.children, self._cached
