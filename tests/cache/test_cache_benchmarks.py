@@ -7,10 +7,10 @@ from pagedjax.bench import cache, reuse
 
 
 def test_every_case_is_measured_at_every_pool():
-    records = list(cache.run((700, 1_100), repeats=2))
+    records = list(cache.run((1_000, 1_500), repeats=2))
     cases = {(record.case, record.parameters.get("num_blocks"), record.parameters.get("state")) for record in records}
     for case in ("admit_8k_miss", "admit_8k_hit", "admit_8k_hit_free", "free_8k", "decode_step_256"):
-        for pool in (700, 1_100):
+        for pool in (1_000, 1_500):
             assert {(case, pool, "fresh"), (case, pool, "steady")} <= cases
     assert ("hash_block", None, None) in cases
     assert all(record.value > 0 for record in records)
@@ -18,7 +18,7 @@ def test_every_case_is_measured_at_every_pool():
 
 def test_siblings_are_looked_up(monkeypatch):
     monkeypatch.setattr(cache, "NUM_SIBLINGS", 50)
-    (record,) = (record for record in cache.run((400, 1_100), repeats=2, states=()) if record.case == "partial_hit")
+    (record,) = (record for record in cache.run((100, 1_100), repeats=2, states=()) if record.case == "partial_hit")
     assert record.unit == "us"
 
 
