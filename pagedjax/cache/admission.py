@@ -10,7 +10,7 @@ import numpy as np
 
 from pagedjax.cache.block_pool import BlockPool
 from pagedjax.cache.coordinator import find_hit
-from pagedjax.cache.group import Group, GroupHit, Query
+from pagedjax.cache.group import NO_BLOCKS, Group, GroupHit, Query
 from pagedjax.cache.hashing import (
     ExtraKeys,
     Tokens,
@@ -80,7 +80,7 @@ class Admission:
     def look_up(self, tokens: Tokens, keys: ExtraKeys) -> Match:
         query = self._query(tokens, keys)
         if not self.caching:
-            return Match(0, None, query, [GroupHit([]) for _ in self.groups], self._versions())
+            return Match(0, None, query, [GroupHit(NO_BLOCKS) for _ in self.groups], self._versions())
         length, hits = find_hit(self.groups, query, tokens.size - 1, self.min_partial_hit)
         step = self.block_size if self.in_place else 1
         leader = self.rows.leader(query.root, query.tokens[:-1], length, self.min_leader_gain, step)
@@ -125,7 +125,7 @@ class Admission:
         """Entries may have gone since the look-up: shortens the match to what is still there."""
         if match.versions == self._versions():
             return
-        match.query.best_rows.clear()
+        match.query.forget_answers()
         match.num_tokens, match.hits = find_hit(self.groups, match.query, match.num_tokens, self.min_partial_hit)
         match.versions = self._versions()
 
@@ -182,20 +182,20 @@ class Admission:
 
     def _num_idle(self, pool: BlockPool, hits: list[GroupHit]) -> int:
         """How many blocks of a hit are free, and will not be once it is taken."""
-        blocks: list[int] = []
+        idle = 0
         for group, hit in zip(self.groups, hits, strict=True):
             if group.pool is pool:
-                blocks += hit.blocks
+                idle += pool.num_idle(hit.held)
                 if hit.source:
-                    blocks.append(hit.source)
-        return pool.num_idle(np.array([block for block in blocks if block], np.intp)) if blocks else 0
+                    idle += pool.num_idle(np.array([hit.source]))
+        return idle
 
     def take_in(self, query: Query, length: int, hits: list[GroupHit], new: int) -> int:
         rows = self.rows
         row = rows.take()
         # All shares and holds come before any allocation, which could evict another group's hit.
         for group, hit in zip(self.groups, hits, strict=True):
-            group.pool.share(np.array([block for block in hit.blocks if block], np.intp))
+            group.pool.share(hit.held)
             if hit.source:
                 group.pool.hold(hit.source)
         for group, hit in zip(self.groups, hits, strict=True):

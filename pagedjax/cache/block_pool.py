@@ -50,6 +50,7 @@ class BlockPool:
         self.num_holds = 0
         self.num_shared = 0  # blocks with several owners
         self._place = np.empty(num_blocks, np.int32)  # scratch of `_require_owned`
+        self._places = np.arange(64, dtype=np.int32)
 
     @property
     def num_free(self) -> int:
@@ -128,9 +129,7 @@ class BlockPool:
         """
         if len(blocks) == 0:
             return
-        self._require_ids(blocks)
-        owners = self.owners[blocks]
-        self._require_owned(blocks, owners)
+        owners = self._require_owned(blocks)
         if self.sampler is not None:
             self.sampler.use(blocks.tolist())
         owners -= 1
@@ -146,7 +145,7 @@ class BlockPool:
 
     def _put_back(self, idle: IntArray) -> None:
         content = self.cached[idle]
-        if content.all() and content.max(initial=0) < DUPLICATE:
+        if (content - 1).max(initial=0) < DUPLICATE - 1:  # unsigned: 0 becomes the largest number
             self.free_list.append_n(idle)
             return
         for at in (content >= DUPLICATE).nonzero()[0].tolist():
@@ -196,15 +195,23 @@ class BlockPool:
             wrong = blocks[(blocks <= NULL_BLOCK) | (blocks >= self.num_blocks)][0]
             raise ValueError(f"block {wrong} is not one of the blocks 1 … {self.num_blocks - 1} of this pool")
 
-    def _require_owned(self, blocks: IntArray, owners: NDArray[np.int32]) -> None:
+    def _require_owned(self, blocks: IntArray) -> NDArray[np.int32]:
+        """How many owners each block has; every one has at least one, and comes once."""
+        if blocks.min() <= NULL_BLOCK or blocks.max() >= self.num_blocks:
+            self._require_ids(blocks)
+        owners = self.owners[blocks]
         if owners.min() <= 0:
             raise ValueError(f"block {blocks[owners <= 0][0]} is released but nobody owns it")
-        if len(blocks) > 1:  # a block given twice keeps only the last of its two places
-            places = np.arange(len(blocks), dtype=np.int32)
+        n = len(blocks)
+        if n > 1:  # a block given twice keeps only the last of its two places
+            if n > len(self._places):
+                self._places = np.arange(2 * n, dtype=np.int32)
+            places = self._places[:n]
             self._place[blocks] = places
             twice = self._place[blocks] != places
             if twice.any():
                 raise ValueError(f"block {blocks[twice][0]} is released twice in one call")
+        return owners
 
     def check(self, expected_owners: Sequence[int] | None = None) -> None:
         """Raises AssertionError unless every invariant of the pool holds; ``expected_owners`` [num_blocks] counts the

@@ -1,6 +1,7 @@
 """One group of layers: its kind, its block tables, and where its share of a hit comes from."""
 
 from dataclasses import dataclass, field
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +27,7 @@ class Query:
         root: start of its hash chain.
         hashes: of its whole blocks.
         best_rows: answers of `Rows.visible_run` by block.
+        whole: answers of `Group.whole_blocks` by group.
     """
 
     tokens: Tokens
@@ -34,6 +36,11 @@ class Query:
     root: bytes
     hashes: list[bytes]
     best_rows: dict[int, tuple[int, int]] = field(default_factory=dict)
+    whole: dict[int, list[int]] = field(default_factory=dict)
+
+    def forget_answers(self) -> None:
+        self.best_rows.clear()
+        self.whole.clear()
 
     def parent(self, block: int) -> bytes:
         return self.hashes[block - 1] if block else self.root
@@ -45,10 +52,25 @@ class Query:
 
 @dataclass(slots=True)
 class GroupHit:
-    """A group's share of a hit: the block of each whole block of tokens (0: not needed) and the source of the rest."""
+    """A group's share of a hit.
 
-    blocks: list[int]
+    Attributes:
+        blocks: int ``[whole blocks of the hit]``, the block that holds each of them; 0: not needed.
+        source: the block that holds the tokens after them; 0 if there are none.
+        has_gaps: some of ``blocks`` are 0.
+    """
+
+    blocks: IntArray
     source: int = 0
+    has_gaps: bool = False
+
+    @property
+    def held(self) -> IntArray:
+        """The blocks without the zeros."""
+        return self.blocks[self.blocks != 0] if self.has_gaps else self.blocks
+
+
+NO_BLOCKS = np.empty(0, np.intp)
 
 
 class Group:
@@ -69,12 +91,10 @@ class Group:
         self.number, self.kind, self.pool, self.rows, self.copies = number, kind, pool, rows, copies
         self.index = PrefixIndex(number, pool, events)
         self.block_size = rows.block_size
-        max_blocks = rows.max_blocks if kind.cacheable else kind.max_blocks(0, 0, rows.block_size)
+        max_blocks = rows.token_blocks if kind.cacheable else kind.max_blocks(0, 0, rows.block_size)
         self.table = np.zeros((rows.max_rows, max_blocks), np.int32)
         self.flat_table = self.table.reshape(-1)
-        self.table_view = memoryview(self.flat_table)
         self.num_blocks = np.zeros(rows.max_rows, np.int32)
-        self.num_blocks_view = memoryview(self.num_blocks)
         self.num_synced = np.zeros(rows.max_rows, np.int32)
         self.kept_from = np.zeros(rows.max_rows, np.int32)
         self.give_up_at = np.full(rows.max_rows, NEVER, np.int32)
@@ -118,15 +138,23 @@ class Group:
         return missing * self.block_size + (run if run >= min_partial else 0)
 
     def _longest_prefix(self, query: Query, limit: int, min_partial: int) -> int:
-        whole = self.num_whole(query, limit)
+        whole = len(self.whole_blocks(query, limit))
         run = min(self.partial(query, whole, limit - whole * self.block_size)[0], limit - whole * self.block_size)
         return whole * self.block_size + (run if run >= min_partial else 0)
 
-    def num_whole(self, query: Query, limit: int) -> int:
-        """How many whole blocks at the front are indexed, up to ``limit`` tokens."""
+    def whole_blocks(self, query: Query, limit: int) -> list[int]:
+        """The blocks of the whole blocks at the front that are indexed, up to ``limit`` tokens."""
         most = limit // self.block_size
-        blocks = self.index.blocks
-        return next((at for at, each in enumerate(query.hashes[:most]) if each not in blocks), most)
+        found = query.whole.get(self.number)
+        if found is None:
+            hashes, blocks = query.hashes, self.index.blocks
+            found = []
+            if hashes and hashes[0] in blocks:
+                # `get` says None where there is nothing, but what comes after is of no use
+                answers: list[int | None] = list(map(blocks.get, hashes))
+                found = cast(list[int], answers[: answers.index(None)] if None in answers else answers)
+            query.whole[self.number] = found
+        return found[:most] if most < len(found) else found
 
     def partial(self, query: Query, block: int, most: int) -> tuple[int, int]:
         """The longest run of tokens at the beginning of block ``block`` that another block holds: ``(number, block)``.
@@ -158,15 +186,15 @@ class Group:
     def hit(self, query: Query, length: int) -> GroupHit:
         """Where the first ``length`` tokens come from; `longest_hit` has said that they can be had."""
         if not self.kind.cacheable:
-            return GroupHit([])
+            return GroupHit(NO_BLOCKS)
         whole, rest = divmod(length, self.block_size)
+        source = self.partial(query, whole, rest)[1] if rest else 0
         if self.keeps_all:
-            blocks = list(map(self.index.blocks.__getitem__, query.hashes[:whole]))
-        else:
-            blocks = [0] * whole
-            for at in self.needed(length):
-                blocks[at] = self.index.blocks[query.hashes[at]]
-        return GroupHit(blocks, self.partial(query, whole, rest)[1] if rest else 0)
+            return GroupHit(np.array(self.whole_blocks(query, length), np.intp), source)
+        blocks = np.zeros(whole, np.intp)
+        for at in self.needed(length):
+            blocks[at] = self.index.blocks[query.hashes[at]]
+        return GroupHit(blocks, source, has_gaps=True)
 
     # ---- tables
 

@@ -242,13 +242,19 @@ class KVCacheManager(Observable):
         updates = [group.take_updates() for group in self._groups]
         return updates[0] if len(updates) == 1 else np.concatenate(updates)
 
+    def _copies_pending(self) -> bool:
+        for copies in self._copies.values():  # a loop: this is called in every step  # noqa: SIM110
+            if copies.pending:
+                return True
+        return False
+
     def commit(self) -> int:
         """Everything scheduled has been dispatched. Returns the number of the step, for `settle` or `fail`.
 
         Raises:
             StepOrderError: there are copies that `take_copies` has not taken.
         """
-        if any(copies.pending for copies in self._copies.values()):
+        if self._copies_pending():
             raise StepOrderError("copies are queued; take_copies() comes before commit(), once a step")
         return self._steps.commit()
 
@@ -350,7 +356,7 @@ class KVCacheManager(Observable):
 
     def reset(self) -> bool:
         """Forgets all cached content. False, and nothing happens, while a row is in use or a copy is queued."""
-        if self._rows.used or any(copies.pending for copies in self._copies.values()):
+        if self._rows.used or self._copies_pending():
             return False
         self._clear()
         return True

@@ -79,17 +79,17 @@ class PrefixIndex:
 
     def insert_many(self, blocks: list[int], hashes: list[bytes], parents: list[bytes], keys: list[bytes]) -> None:
         """`insert` for many blocks without spans. Nearly all are the first of their content and of their prefix."""
-        entries, names, children, cached = self.entries, self.blocks, self.children, self._cached
-        mark = self.group + 1
-        for block, block_hash, parent, key in zip(blocks, hashes, parents, keys, strict=True):
-            if parent in children or block_hash in names or block in entries or self.events is not None:
+        # A block or a hash that has an entry already has it among the children of its parent: one test finds them all.
+        usual = self.events is None and self.children.keys().isdisjoint(parents) and len(set(parents)) == len(parents)
+        if not usual:
+            for block, block_hash, parent, key in zip(blocks, hashes, parents, keys, strict=True):
                 self.insert(block, block_hash, parent, key)
-                continue
-            entries[block] = (block_hash, parent, key)
-            names[block_hash] = block
-            children[parent] = block
-            cached[block] = mark
-            self.journal.append(block)
+            return
+        self.blocks.update(zip(hashes, blocks, strict=True))
+        self.children.update(zip(parents, blocks, strict=True))
+        self.entries.update(zip(blocks, zip(hashes, parents, keys, strict=True), strict=True))
+        self.pool.cached[blocks] = self.group + 1
+        self.journal += blocks
 
     def insert(self, block: int, block_hash: bytes, parent: bytes, key: bytes, detail: Detail | None = None) -> None:
         """Enters a whole block. If the content is indexed already, the block is remembered as its duplicate: it will be

@@ -24,7 +24,7 @@ class Rows:
         version: grows whenever tokens that a look-up may have seen go, or move to another block.
         num_indexed: whole blocks at the front that have been given to the prefix index.
         index_at: written and known tokens at which the next block is whole; NEVER if the row is not indexed.
-        open_parent: the first 8 bytes of the hash before the row's unfinished block; 0 if nobody may look there.
+        open_parent: for each row the hash before its unfinished block; empty if nobody may look there.
         serial: when the row was taken: larger than that of any row taken before; FREE if the row is free.
         hashes: of the row's whole known blocks, at least of the indexed ones.
     """
@@ -44,9 +44,8 @@ class Rows:
         self.num_settled = np.zeros(max_rows, np.int32)
         self.num_indexed = np.zeros(max_rows, np.int32)
         self.limit = np.full(max_rows, -1, np.int32)
-        self.limit_view = memoryview(self.limit)
         self.index_at = np.full(max_rows, NEVER, np.int32)
-        self.open_parent = np.zeros(max_rows, np.int64)
+        self.open_parent: list[bytes] = [b""] * max_rows
         self.serial = np.full(max_rows, FREE, np.int64)
         self.hashes: list[list[bytes]] = [[] for _ in range(max_rows)]
         self.roots: list[bytes] = [b""] * max_rows
@@ -79,10 +78,10 @@ class Rows:
             (self.num_indexed, 0),
             (self.limit, -1),
             (self.index_at, NEVER),
-            (self.open_parent, 0),
             (self.serial, FREE),
         ):
             array[row] = value
+        self.open_parent[row] = b""
         self.hashes[row] = []
         self.spans[row] = ()
         self.true_tokens.pop(row, None)
@@ -96,11 +95,11 @@ class Rows:
         self.hashes[row] = hashes
         self.num_indexed[row] = num_indexed
         self.index_at[row] = (num_indexed + 1) * self.block_size
-        self.open_parent[row] = prefix_code(self.parent(row, num_indexed))
+        self.open_parent[row] = self.parent(row, num_indexed)
 
     def stop_indexing(self, row: int) -> None:
         self.index_at[row] = NEVER
-        self.open_parent[row] = 0
+        self.open_parent[row] = b""
 
     def parent(self, row: int, block: int) -> bytes:
         """The hash before block ``block`` of the row."""
@@ -155,9 +154,9 @@ class Rows:
         ``query`` (up to a block of look-up tokens; ``spans`` relative to it): ``(number of tokens, row)`` or ``(0,
         -1)``.
         """
-        rows = (self.open_parent == prefix_code(parent)).nonzero()[0]
-        if not len(rows):
+        if parent not in self.open_parent:
             return 0, -1
+        rows = np.array([row for row, its_parent in enumerate(self.open_parent) if its_parent == parent])
         start, n = block * self.block_size, query.size
         visible = np.minimum(self.num_written[rows], self.num_known[rows]) - start
         same = self.tokens[rows, start : start + n] == query
@@ -168,8 +167,6 @@ class Rows:
             row, length = int(rows[at]), int(run[at])
             if length <= best[0]:
                 break
-            if self.num_indexed[row] != block or self.parent(row, block) != parent:
-                continue
             if spans or self.spans[row]:
                 truth = self.true_tokens.get(row, self.tokens[row])[start : start + length] == true_query[:length]
                 length = length if truth.all() else int(truth.argmin())
@@ -184,7 +181,7 @@ class Rows:
         rows = (self.num_known - self.num_written >= gain).nonzero()[0]
         if not len(rows) or hit >= query.size:
             return None
-        rows = rows[(self.open_parent[rows] != 0) & (self.tokens[rows, hit] == query[hit])]
+        rows = rows[(self.index_at[rows] != NEVER) & (self.tokens[rows, hit] == query[hit])]
         best, best_row = hit + gain - 1, None
         for row in rows.tolist():
             if self.roots[row] != root:
@@ -196,8 +193,3 @@ class Rows:
             if run > best:
                 best, best_row = run, row
         return best_row
-
-
-def prefix_code(block_hash: bytes) -> int:
-    """The first 8 bytes of a hash as an int64: enough to find candidates, which are then compared in full."""
-    return int.from_bytes(block_hash[:8], "little", signed=True)

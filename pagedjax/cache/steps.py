@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from pagedjax.cache.group import Group
 from pagedjax.cache.hashing import hash_block, span_bytes
 from pagedjax.cache.kinds import NEVER, cdiv
-from pagedjax.cache.rows import Rows, prefix_code
+from pagedjax.cache.rows import Rows
 
 
 @dataclass(slots=True)
@@ -85,11 +85,10 @@ class Steps:
         due = self._due.nonzero()[0]
         if not len(due):
             return
-        ready = self._ready[due]
-        several = ready >= rows.index_at[due] + rows.block_size
-        if self.states or rows.true_tokens or several.any():
-            for row, last in zip(due.tolist(), (ready // rows.block_size).tolist(), strict=True):
-                first = int(rows.num_indexed[row])
+        index_at = rows.index_at[due] + rows.block_size
+        if self.states or rows.true_tokens or (self._ready[due] >= index_at).any():
+            for row in due.tolist():
+                first, last = int(rows.num_indexed[row]), int(self._ready[row]) // rows.block_size
                 if rows.spans[row] or self.states:
                     self._index_row(row, first, last)
                 else:
@@ -98,27 +97,25 @@ class Steps:
                 rows.index_at[row] = (last + 1) * rows.block_size
         else:
             self._index_batch(due)
+            rows.index_at[due] = index_at
 
     def _index_batch(self, due: NDArray[np.intp]) -> None:
         """One block of each of several rows without spans: what a decode step fills."""
         rows = self.rows
         place = rows.num_indexed[due]
-        keys = rows.block_tokens[due * rows.token_blocks + place].tolist()
-        sha256 = hashlib.sha256
-        parents, hashes = [], []
-        for row, at, key in zip(due.tolist(), place.tolist(), keys, strict=True):
-            chain = rows.hashes[row]
-            parent = chain[at - 1] if at else rows.roots[row]
-            if len(chain) == at:
-                chain.append(sha256(parent + key).digest())
-            parents.append(parent)
-            hashes.append(chain[at])
-        for group in self.growing:
-            blocks = group.flat_table[due * group.table.shape[1] + place].tolist()
-            group.index.insert_many(blocks, hashes, parents, keys)
-        rows.open_parent[due] = np.frombuffer(b"".join(hashes), np.int64)[::4]
         rows.num_indexed[due] = place + 1
-        rows.index_at[due] += rows.block_size
+        flat = due * rows.token_blocks + place  # tables are as wide as the tokens' blocks are many
+        keys = rows.block_tokens[flat].tolist()
+        row_list, sha256, open_parent = due.tolist(), hashlib.sha256, rows.open_parent
+        parents = [open_parent[row] for row in row_list]
+        hashes = [sha256(parent + key).digest() for parent, key in zip(parents, keys, strict=True)]
+        for row, at, block_hash in zip(row_list, place.tolist(), hashes, strict=True):
+            open_parent[row] = block_hash
+            chain = rows.hashes[row]
+            if len(chain) == at:
+                chain.append(block_hash)
+        for group in self.growing:
+            group.index.insert_many(group.flat_table[flat].tolist(), hashes, parents, keys)
 
     def _index_run(self, row: int, start: int, end: int) -> None:
         """Several blocks of a row without spans: a chunk of a prompt."""
@@ -142,7 +139,7 @@ class Steps:
                 )
             else:
                 group.index.insert_many(blocks, hashes, parents, keys)
-        rows.open_parent[row] = prefix_code(hashes[-1])
+        rows.open_parent[row] = hashes[-1]
 
     def _index_row(self, row: int, start: int, end: int) -> None:
         """The general case: tokens under a span, or states, of which only those at the end of a step are kept."""
@@ -160,7 +157,7 @@ class Steps:
                 block = int(group.table[row, at])
                 if block and (not group.kind.in_place or group.exact[row, at]):
                     group.index.insert(block, chain[at], parent, key, detail)
-        rows.open_parent[row] = prefix_code(chain[end - 1])
+        rows.open_parent[row] = chain[end - 1]
 
     def index_last_block(self, row: int) -> None:
         """The row ends: what its unfinished block holds can be found from now on."""

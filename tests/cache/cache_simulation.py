@@ -162,7 +162,7 @@ class Simulation:
         assert row not in self.rows
         start = int(m.num_scheduled[row]) - count
         assert start == match.num_tokens <= hit
-        assert start >= min(whole, hit) or not self.full_only
+        assert start >= whole or code % 11 == 0 or not self.full_only, "more than a partial hit was given up"
         assert len(free) > 1 or m.num_free_blocks <= free[0]
         self.serial += 1
         self.rows[row] = Row(list(prompt), salt, self.epoch, self.serial, m.enable_prefix_caching, start)

@@ -199,7 +199,7 @@ FAULTS = {
         "group.pool.share(",
         "len(",
         "count = ",
-        "group.pool.share(np.array(hit.blocks, np.intp)); count = ",
+        "group.pool.share(hit.held); count = ",
     ),
     a_block_is_released_twice: (block_pool.BlockPool, "_require_owned", "raise ValueError", "str"),
     a_request_preempted_before_dispatch_leaves_its_hashes: PUBLISHED_AT_ADMISSION,
