@@ -200,7 +200,7 @@ class Admission:
                 group.pool.hold(hit.source)
         for group, hit in zip(self.groups, hits, strict=True):
             count = group.num_new_blocks(len(hit.blocks), length, length + new)
-            group.attach(row, hit, length, length + new, np.array(group.pool.take(count), np.int32))
+            group.attach(row, hit, length, length + new, group.pool.take(count))
             if hit.source:
                 group.pool.unhold(hit.source)  # the queued copy holds it now
         n = query.tokens.size

@@ -7,6 +7,8 @@ prefix index until it is taken for something else. A block whose content nobody 
 the front of the list; one with an index entry goes to the back.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -31,10 +33,10 @@ class BlockPool:
         holds: int32 ``[num_blocks]``, queued copies and pins.
         cached: uint8 ``[num_blocks]``, 0, or 1 + the group whose prefix index has an entry for the block;
             plus 128 if that entry names another block with the same content.
-        on_drop: called with ``(block, cached[block])`` when indexed content is about to be lost.
+        on_drop: called with this pool and the blocks whose indexed content is lost.
     """
 
-    def __init__(self, num_blocks: int, on_drop: Callable[[int, int], None] | None = None) -> None:
+    def __init__(self, num_blocks: int, on_drop: Callable[[BlockPool, list[int]], None] | None = None) -> None:
         if num_blocks < 2:
             raise ValueError(f"num_blocks is {num_blocks} but must be at least 2: block 0 is the null block")
         self.num_blocks = num_blocks
@@ -42,8 +44,6 @@ class BlockPool:
         self.owners = np.zeros(num_blocks, np.int32)
         self.holds = np.zeros(num_blocks, np.int32)
         self.cached = np.zeros(num_blocks, np.uint8)
-        self._owners = memoryview(self.owners)
-        self._cached = memoryview(self.cached)
         self.on_drop = on_drop
         self.sampler: BlockSampler | None = None
         self.num_evictions = 0
@@ -60,8 +60,8 @@ class BlockPool:
     def num_used(self) -> int:
         return self.num_blocks - 1 - self.free_list.num_free
 
-    def take(self, n: int) -> list[int]:
-        """Gives ``n`` blocks one owner each; the content they had is evicted.
+    def take(self, n: int) -> IntArray:
+        """Gives ``n`` blocks one owner each; the content they had is evicted. Returns int ``[n]``.
 
         Raises:
             OutOfBlocksError: fewer than ``n`` are free. Nothing changes.
@@ -69,36 +69,19 @@ class BlockPool:
         free = self.free_list
         if n > free.num_free:
             raise OutOfBlocksError(f"{n} blocks were asked for but {free.num_free} of {self.num_blocks - 1} are free")
-        blocks = free.pop_n(n)
-        cached = self._cached
+        blocks = np.array(free.pop_n(n), np.intp)
+        self.owners[blocks] = 1
+        content = self.cached[blocks]
         if self.sampler is not None:
-            self._sample(blocks)
-        if n <= 32:  # a loop is faster than NumPy
-            owners = self._owners
-            for block in blocks:
-                owners[block] = 1
-                if cached[block]:
-                    self._evict(block)
-            return blocks
-        array = np.array(blocks, np.intp)
-        self.owners[array] = 1
-        if self.cached[array].any():
-            for block in blocks:
-                if cached[block]:
-                    self._evict(block)
+            self.sampler.replace(blocks.tolist(), content.tolist())
+        if content.any():
+            self._evict(blocks[content > 0].tolist())
         return blocks
 
-    def _sample(self, blocks: list[int]) -> None:
-        assert self.sampler is not None
-        for block in blocks:
-            if self._cached[block]:
-                self.sampler.evict(block)
-        self.sampler.take(blocks)
-
-    def _evict(self, block: int) -> None:
+    def _evict(self, blocks: list[int]) -> None:
         assert self.on_drop is not None
-        self.num_evictions += 1
-        self.on_drop(block, self._cached[block])
+        self.num_evictions += len(blocks)
+        self.on_drop(self, blocks)
 
     def share(self, blocks: IntArray) -> None:
         """Adds an owner to each of several distinct blocks, which may be free.
@@ -148,9 +131,10 @@ class BlockPool:
         if (content - 1).max(initial=0) < DUPLICATE - 1:  # unsigned: 0 becomes the largest number
             self.free_list.append_n(idle)
             return
-        for at in (content >= DUPLICATE).nonzero()[0].tolist():
+        duplicates = idle[content >= DUPLICATE]
+        if len(duplicates):
             assert self.on_drop is not None
-            self.on_drop(int(idle[at]), int(content[at]))
+            self.on_drop(self, duplicates.tolist())
         valuable = (content > 0) & (content < DUPLICATE)
         self.free_list.append_n(idle[valuable])
         self.free_list.prepend_n(idle[~valuable])

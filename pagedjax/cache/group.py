@@ -28,6 +28,7 @@ class Query:
         hashes: of its whole blocks.
         best_rows: answers of `Rows.visible_run` by block.
         whole: answers of `Group.whole_blocks` by group.
+        runs: answers of `Group.partial` by group and block.
     """
 
     tokens: Tokens
@@ -37,9 +38,11 @@ class Query:
     hashes: list[bytes]
     best_rows: dict[int, tuple[int, int]] = field(default_factory=dict)
     whole: dict[int, list[int]] = field(default_factory=dict)
+    runs: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
 
     def forget_answers(self) -> None:
         self.best_rows.clear()
+        self.runs.clear()
         self.whole.clear()
 
     def parent(self, block: int) -> bytes:
@@ -165,6 +168,8 @@ class Group:
         size = self.block_size
         if block < len(query.hashes) and query.hashes[block] in self.index.blocks:
             return size, self.index.blocks[query.hashes[block]]
+        if (self.number, block) in query.runs and query.runs[self.number, block][0] >= most:
+            return query.runs[self.number, block]
         start = block * size
         tokens = query.tokens[start : start + size]
         detail = query.detail(start, start + tokens.size)
@@ -181,6 +186,7 @@ class Group:
             run, row = query.best_rows[block]
             if run > found[0] and block < self.num_blocks[row] and self.table[row, block]:
                 found = run, int(self.table[row, block])
+        query.runs[self.number, block] = found
         return found
 
     def hit(self, query: Query, length: int) -> GroupHit:
@@ -288,10 +294,8 @@ class Group:
 
     def give_up_unneeded(self, row: int, num_tokens: int) -> None:
         """Gives back the blocks that no token after ``num_tokens`` settled ones can need."""
-        first = min(self.kind.first_needed(num_tokens) // self.block_size, int(self.num_blocks[row]))
+        first = self.kind.first_needed(num_tokens) // self.block_size
         start = max(int(self.kept_from[row]), self.num_sinks)
-        if first <= start:
-            return
         self._set_kept_from(row, first)
         blocks = self.table[row, start:first][::-1].astype(np.intp)
         self.table[row, start:first] = 0

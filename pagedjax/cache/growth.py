@@ -167,7 +167,7 @@ def append_blocks(group: Group, rows: Rows, batch: IntArray) -> bool | None:
 
 
 def _extend(group: Group, batch: IntArray, plan: GroupPlan) -> None:
-    blocks = np.array(group.pool.take(plan.num_more), np.int32)
+    blocks = group.pool.take(plan.num_more)
     more = plan.more
     assert more is not None
     have = group.num_blocks[batch]
@@ -184,7 +184,7 @@ def _extend(group: Group, batch: IntArray, plan: GroupPlan) -> None:
 def _make_private(group: Group, rows: Rows, row: int, place: int) -> None:
     """Copy-on-write: the row's table points to a new block now, the device copies before the next step's writes."""
     shared = int(group.table[row, place])
-    (block,) = group.pool.take(1)
+    block = int(group.pool.take(1)[0])
     start = place * rows.block_size
     num_tokens = rows.block_size if group.kind.in_place else int(rows.num_scheduled[row]) - start
     group.copies.add(shared, block, num_tokens)
@@ -205,7 +205,7 @@ def _write_on(group: Group, rows: Rows, row: int, place: int) -> None:
 
 def _enter(group: Group, row: int, before: int, place: int) -> None:
     """The state moves on to a new block; the one that it leaves keeps the state as it was."""
-    (block,) = group.pool.take(1)
+    block = int(group.pool.take(1)[0])
     group.table[row, max(int(group.num_blocks[row]), before + 1) : place] = 0
     group.exact[row, before + 1 : place + 1] = False
     if before >= 0:

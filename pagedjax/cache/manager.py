@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pagedjax.cache.admission import Admission, Match
-from pagedjax.cache.block_pool import BlockPool
+from pagedjax.cache.block_pool import DUPLICATE, BlockPool
 from pagedjax.cache.copies import CopyQueue
 from pagedjax.cache.events import CacheCleared, Event
 from pagedjax.cache.group import Group
@@ -97,8 +97,13 @@ class KVCacheManager(Observable):
         self.num_scheduled = self._rows.num_scheduled
         self.num_known = self._rows.num_known
 
-    def _drop(self, block: int, content: int) -> None:
-        self._groups[(content & 127) - 1].index.drop(block, content)
+    def _drop(self, pool: BlockPool, blocks: list[int]) -> None:
+        if len(self._groups) == 1:
+            self._groups[0].index.forget_many(blocks)
+            return
+        groups = (pool.cached[blocks] & (DUPLICATE - 1)).tolist()
+        for block, group in zip(blocks, groups, strict=True):
+            self._groups[group - 1].index.forget(block)
 
     # ---- admission
 

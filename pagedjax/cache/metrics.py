@@ -56,11 +56,13 @@ class BlockSampler:
         self._taken_s: dict[int, float] = {}
         self._used_s: dict[int, float] = {}
 
-    def take(self, blocks: Iterable[int]) -> None:
-        """Blocks get new content."""
+    def replace(self, blocks: Iterable[int], content: Iterable[int]) -> None:
+        """Blocks get new content; those whose ``content`` is not 0 had some."""
         now = self.clock()
-        for block in blocks:
+        for block, had_some in zip(blocks, content, strict=True):
             if block % self.every == 0:
+                if had_some:
+                    self._evict(block, now)
                 self._taken_s[block] = self._used_s[block] = now
 
     def use(self, blocks: Iterable[int]) -> None:
@@ -70,10 +72,8 @@ class BlockSampler:
             if block in self._used_s:
                 self._used_s[block] = now
 
-    def evict(self, block: int) -> None:
-        """A block's content is lost."""
+    def _evict(self, block: int, now: float) -> None:
         if block in self._taken_s:
-            now = self.clock()
             self.evicted.append(EvictedBlock(now - self._taken_s.pop(block), now - self._used_s.pop(block)))
 
 

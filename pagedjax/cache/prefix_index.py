@@ -181,9 +181,30 @@ class PrefixIndex:
             run = run_under_spans(run, detail or (key, ()), theirs or (self.entries[block][2], ()))
         return (run, block) if run else (0, 0)
 
-    def drop(self, block: int, content: int) -> None:
-        """The content of ``block`` is lost (`BlockPool.on_drop`)."""
-        self.forget(block)
+    def forget_many(self, blocks: list[int]) -> None:
+        """`forget` for many blocks."""
+        if self.events is not None or self.duplicates or self.details:
+            for block in blocks:
+                self.forget(block)
+            return
+        entries, names, children = self.entries, self.blocks, self.children
+        for block in blocks:
+            block_hash, parent, key = entries.pop(block)
+            if children[parent] == block:
+                del children[parent]
+            else:
+                self._leave_siblings(block, parent, key)
+            if block_hash is not None:
+                del names[block_hash]
+        self.pool.cached[blocks] = 0
+        self.version += 1
+
+    def _leave_siblings(self, block: int, parent: bytes, key: bytes) -> None:
+        siblings = self.children[parent]
+        assert isinstance(siblings, Siblings)
+        siblings.discard(key, block)
+        if len(siblings.keys) == 1:
+            self.children[parent] = siblings.blocks[0]
 
     def forget(self, block: int) -> None:
         """Removes the entry of ``block``; a duplicate takes its place if there is one."""
@@ -196,13 +217,10 @@ class PrefixIndex:
             assert block_hash is not None
             self._forget_duplicate(block_hash, block)
             return
-        siblings = self.children[parent]
-        if isinstance(siblings, int):
+        if self.children[parent] == block:
             del self.children[parent]
         else:
-            siblings.discard(key, block)
-            if len(siblings.keys) == 1:
-                self.children[parent] = siblings.blocks[0]
+            self._leave_siblings(block, parent, key)
         if block_hash is not None:
             del self.blocks[block_hash]
             if self.duplicates and block_hash in self.duplicates:

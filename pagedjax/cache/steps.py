@@ -127,18 +127,8 @@ class Steps:
             chain.append(hash_block(chain[-1] if chain else rows.roots[row], key))
         hashes = chain[start:end]
         parents = [rows.parent(row, start), *hashes[:-1]]
-        for group in self.growing:
-            blocks = group.table[row, start:end].tolist()
-            if not group.keeps_all and 0 in blocks:
-                kept = [at for at, block in enumerate(blocks) if block]
-                group.index.insert_many(
-                    [blocks[at] for at in kept],
-                    [hashes[at] for at in kept],
-                    [parents[at] for at in kept],
-                    [keys[at] for at in kept],
-                )
-            else:
-                group.index.insert_many(blocks, hashes, parents, keys)
+        for group in self.growing:  # what is not indexed yet has not been given up, so the table has no gaps here
+            group.index.insert_many(group.table[row, start:end].tolist(), hashes, parents, keys)
         rows.open_parent[row] = hashes[-1]
 
     def _index_row(self, row: int, start: int, end: int) -> None:

@@ -240,7 +240,7 @@ FAULTS = {
     a_hash_is_kept_when_its_block_is_overwritten: (
         block_pool.BlockPool,
         "_evict",
-        "self.on_drop(block, self._cached[block])",
+        "self.on_drop(self, blocks)",
         "None",
     ),
 }

@@ -23,7 +23,7 @@ MUTANTS = {
     "an evicted block stays in the index": (
         block_pool.BlockPool,
         "_evict",
-        "self.on_drop(block, self._cached[block])",
+        "self.on_drop(self, blocks)",
         "None",
     ),
     "a block is indexed before its tokens are known": (

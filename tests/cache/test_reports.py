@@ -107,13 +107,11 @@ def test_usage_says_what_is_shared_and_cached():
 def test_the_sampler_measures_residency_and_idle_time():
     now = [0.0]
     sampler = BlockSampler(2, clock=lambda: now[0])
-    sampler.take([1, 2])
+    sampler.replace([1, 2], [0, 0])
     now[0] = 3.0
     sampler.use([1, 2])
     now[0] = 10.0
-    sampler.evict(1)
-    sampler.evict(2)
-    sampler.evict(2)
+    sampler.replace([1, 2], [1, 1])
     assert list(sampler.evicted) == [EvictedBlock(10.0, 7.0)]
 
 
