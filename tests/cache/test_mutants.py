@@ -84,8 +84,8 @@ MUTANTS = {
     "a free duplicate is still a duplicate": (
         block_pool.BlockPool,
         "_put_back",
-        "(content >= DUPLICATE).nonzero()[0].tolist()",
-        "[]",
+        "idle[content >= DUPLICATE]",
+        "idle[:0]",
     ),
     "a match stops at the wrong sibling": (
         prefix_index.PrefixIndex,
