@@ -2,8 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-
 from pagedjax.cache.block_pool import BlockPool
 from pagedjax.cache.copies import CopyQueue
 from pagedjax.cache.group import Group
@@ -16,18 +14,18 @@ def check_manager(
 ) -> None:
     """Raises AssertionError with what is wrong."""
     _check_rows(rows)
+    used = rows.used
     for name, pool in pools.items():
-        owners = np.zeros(pool.num_blocks, np.int64)
-        user = np.full(pool.num_blocks, -1)
+        owners = [0] * pool.num_blocks
+        users: dict[int, int] = {}
         for group in groups:
             if group.pool is pool:
-                for row in rows.used:
-                    blocks = group.table[row, : group.num_blocks[row]]
-                    blocks = blocks[blocks != 0]
-                    np.add.at(owners, blocks, 1)
-                    assert np.isin(user[blocks], (-1, group.number)).all(), "two groups use the same block"
-                    user[blocks] = group.number
-        pool.check(owners.tolist())
+                for row in used:
+                    for block in group.table[row, : group.num_blocks[row]].tolist():
+                        if block:
+                            owners[block] += 1
+                            assert users.setdefault(block, group.number) == group.number, "two groups use one block"
+        pool.check(owners)
         copies[name].check()
         assert pool.num_free + pool.num_used + 1 == pool.num_blocks
     for group in groups:
