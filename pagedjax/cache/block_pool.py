@@ -175,14 +175,14 @@ class BlockPool:
         return int(np.count_nonzero(idle))
 
     def _require_ids(self, blocks: IntArray) -> None:
-        if blocks.min() <= NULL_BLOCK or blocks.max() >= self.num_blocks:
+        # as unsigned numbers, 0 - 1 and everything negative are larger than any id
+        if (np.asarray(blocks, np.intp).view(np.uintp) - np.uintp(1)).max() >= self.num_blocks - 1:
             wrong = blocks[(blocks <= NULL_BLOCK) | (blocks >= self.num_blocks)][0]
             raise ValueError(f"block {wrong} is not one of the blocks 1 … {self.num_blocks - 1} of this pool")
 
     def _require_owned(self, blocks: IntArray) -> NDArray[np.int32]:
         """How many owners each block has; every one has at least one, and comes once."""
-        if blocks.min() <= NULL_BLOCK or blocks.max() >= self.num_blocks:
-            self._require_ids(blocks)
+        self._require_ids(blocks)
         owners = self.owners[blocks]
         if owners.min() <= 0:
             raise ValueError(f"block {blocks[owners <= 0][0]} is released but nobody owns it")
