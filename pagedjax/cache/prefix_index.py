@@ -14,6 +14,9 @@ from bisect import bisect_left
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+import numpy as np
+from numpy.typing import NDArray
+
 from pagedjax.cache.block_pool import DUPLICATE, BlockPool
 from pagedjax.cache.events import BlockRemoved, BlockStored, Event
 from pagedjax.cache.hashing import Span, common_span_run
@@ -77,8 +80,11 @@ class PrefixIndex:
         """Blocks whose content a look-up can find: all with an entry but the duplicates."""
         return len(self.entries) - sum(map(len, self.duplicates.values()))
 
-    def insert_many(self, blocks: list[int], hashes: list[bytes], parents: list[bytes], keys: list[bytes]) -> None:
+    def insert_many(
+        self, block_ids: NDArray[np.int32], hashes: list[bytes], parents: list[bytes], keys: list[bytes]
+    ) -> None:
         """`insert` for many blocks without spans. Nearly all are the first of their content and of their prefix."""
+        blocks = block_ids.tolist()
         # A block or a hash that has an entry already has it among the children of its parent: one test finds them all.
         usual = self.events is None and self.children.keys().isdisjoint(parents) and len(set(parents)) == len(parents)
         if not usual:
@@ -88,7 +94,7 @@ class PrefixIndex:
         self.blocks.update(zip(hashes, blocks, strict=True))
         self.children.update(zip(parents, blocks, strict=True))
         self.entries.update(zip(blocks, zip(hashes, parents, keys, strict=True), strict=True))
-        self.pool.cached[blocks] = self.group + 1
+        self.pool.cached[block_ids] = self.group + 1
         self.journal += blocks
 
     def insert(self, block: int, block_hash: bytes, parent: bytes, key: bytes, detail: Detail | None = None) -> None:

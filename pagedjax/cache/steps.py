@@ -106,16 +106,17 @@ class Steps:
         rows.num_indexed[due] = place + 1
         flat = due * rows.token_blocks + place  # tables are as wide as the tokens' blocks are many
         keys = rows.block_tokens[flat].tolist()
-        row_list, sha256, open_parent = due.tolist(), hashlib.sha256, rows.open_parent
+        row_list, sha256 = due.tolist(), hashlib.sha256
+        open_parent, chains = rows.open_parent, rows.hashes
         parents = [open_parent[row] for row in row_list]
         hashes = [sha256(parent + key).digest() for parent, key in zip(parents, keys, strict=True)]
         for row, at, block_hash in zip(row_list, place.tolist(), hashes, strict=True):
             open_parent[row] = block_hash
-            chain = rows.hashes[row]
+            chain = chains[row]
             if len(chain) == at:
                 chain.append(block_hash)
         for group in self.growing:
-            group.index.insert_many(group.flat_table[flat].tolist(), hashes, parents, keys)
+            group.index.insert_many(group.flat_table[flat], hashes, parents, keys)
 
     def _index_run(self, row: int, start: int, end: int) -> None:
         """Several blocks of a row without spans: a chunk of a prompt."""
@@ -128,7 +129,7 @@ class Steps:
         hashes = chain[start:end]
         parents = [rows.parent(row, start), *hashes[:-1]]
         for group in self.growing:  # what is not indexed yet has not been given up, so the table has no gaps here
-            group.index.insert_many(group.table[row, start:end].tolist(), hashes, parents, keys)
+            group.index.insert_many(group.table[row, start:end], hashes, parents, keys)
         rows.open_parent[row] = hashes[-1]
 
     def _index_row(self, row: int, start: int, end: int) -> None:

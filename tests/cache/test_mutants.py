@@ -93,6 +93,24 @@ MUTANTS = {
         "siblings.blocks[max(at - 1, 0) : at + 1]",
         "siblings.blocks[:1]",
     ),
+    "many blocks are indexed over their siblings": (
+        prefix_index.PrefixIndex,
+        "insert_many",
+        "self.children.keys().isdisjoint(parents)",
+        "True",
+    ),
+    "two equal blocks of one step are both the first": (
+        prefix_index.PrefixIndex,
+        "insert_many",
+        "len(set(parents)) == len(parents)",
+        "True",
+    ),
+    "many evicted blocks take their siblings along": (
+        prefix_index.PrefixIndex,
+        "forget_many",
+        "if children[parent] == block:",
+        "if True:",
+    ),
     "an unfinished block is not found": (steps.Steps, "index_last_block", "if end <= start:", "if True:"),
 }
 WINDOW_MUTANTS = {
@@ -138,7 +156,8 @@ def caught(kinds: str, first_seed: int, most_programs: int = 400) -> bool:
     for seed in range(first_seed, first_seed + most_programs):
         rng = np.random.default_rng(seed)
         try:
-            simulation = Simulation(int(rng.integers(3, 41)), int(rng.choice([1, 2, 3, 4, 8])), kinds=KINDS[kinds])
+            num_blocks, block_size = int(rng.integers(3, 41)), int(rng.choice([1, 2, 3, 4, 8]))
+            simulation = Simulation(num_blocks, block_size, kinds=KINDS[kinds], events=seed % 2 == 0)
             for code in rng.integers(0, 2**40, 100).tolist():
                 simulation.do(code)
         except Exception:

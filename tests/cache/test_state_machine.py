@@ -39,8 +39,9 @@ class ManagerMachine(RuleBasedStateMachine):
         min_partial_hit=st.sampled_from([1, 1, 2]),
         min_leader_gain=st.sampled_from([1, 4]),
         caching=st.sampled_from([True, True, True, False]),
+        events=st.booleans(),  # without events the index takes shortcuts
     )
-    def start(self, num_blocks, block_size, min_partial_hit, min_leader_gain, caching):
+    def start(self, num_blocks, block_size, min_partial_hit, min_leader_gain, caching, events):
         self.simulation = Simulation(
             num_blocks,
             block_size,
@@ -48,6 +49,7 @@ class ManagerMachine(RuleBasedStateMachine):
             min_partial_hit=min_partial_hit,
             min_leader_gain=min_leader_gain,
             enable_prefix_caching=caching,
+            events=events,
         )
 
     def do(self, name: str, argument: int) -> None:
@@ -110,7 +112,8 @@ def test_random_programs(name):
     done = 0
     for seed in range(12):
         rng = np.random.default_rng(seed)
-        simulation = Simulation(int(rng.integers(2, 41)), int(rng.choice([1, 2, 4, 8])), kinds=KINDS[name])
+        num_blocks, block_size = int(rng.integers(2, 41)), int(rng.choice([1, 2, 4, 8]))
+        simulation = Simulation(num_blocks, block_size, kinds=KINDS[name], events=seed % 2 == 0)
         for code in rng.integers(0, 2**40, 150).tolist():
             simulation.do(code)
         done += simulation.num_ops
