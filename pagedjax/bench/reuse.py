@@ -21,11 +21,13 @@ Prompt = np.ndarray
 
 
 def run(
-    block_sizes: Sequence[int] = BLOCK_SIZES, *, chats: int = 200, siblings: int = NUM_SIBLINGS
+    block_sizes: Sequence[int] = BLOCK_SIZES, *, chats: int = 200, siblings: int = NUM_SIBLINGS, quick: bool = False
 ) -> Iterator[Record]:
-    """Two workloads: chats with shared prefixes of random lengths, several turns each; and many prompts that differ
-    in one block only. Yields percentages of the reusable tokens.
+    """Two workloads: chats with shared prefixes of random lengths, several turns each; and many prompts that differ in
+    one block only. Yields percentages of the reusable tokens. ``quick`` takes far fewer prompts.
     """
+    if quick:
+        chats, siblings = min(chats, 40), min(siblings, 500)
     workloads = {"chats": chat_prompts(chats), "siblings": sibling_prompts(siblings)}
     for name, prompts in workloads.items():
         for block_size in block_sizes:
