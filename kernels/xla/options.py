@@ -1,5 +1,6 @@
 """What decode and prefill share: the static options, the arrays they read, and reading whole heads of blocks."""
 
+import functools
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -98,18 +99,32 @@ def read_heads(sources: Sources, blocks: jax.Array, lane: int, dim: int) -> jax.
     Pages are seen as [num_blocks * num_kv_heads, block_size, width]: gathering (block, head) pairs in the order of the
     result moves whole rows; gathering blocks and transposing their heads does not.
     """
-    pages = sources.pages
-    num_blocks, num_kv_heads, block_size, width = pages.shape
+    num_blocks, num_kv_heads, block_size, width = sources.pages.shape
     heads = jnp.arange(num_kv_heads, dtype=jnp.int32)[:, None]
     rows = (blocks + sources.block_offset)[..., None, :] * num_kv_heads + heads
-    flat = pages.reshape(num_blocks * num_kv_heads, block_size, width)
-    starts = jnp.stack([rows, jnp.zeros_like(rows), jnp.full_like(rows, lane)], axis=-1)
-    batch_dims = rows.ndim
-    dimensions = lax.GatherDimensionNumbers(
-        offset_dims=(batch_dims, batch_dims + 1), collapsed_slice_dims=(0,), start_index_map=(0, 1, 2)
+    flat = sources.pages.reshape(num_blocks * num_kv_heads, block_size, width)
+    out = lax.platform_dependent(
+        flat,
+        rows,
+        cpu=functools.partial(_gather_lanes, lane=lane, dim=dim),
+        default=functools.partial(_gather_whole, lane=lane, dim=dim),
     )
-    out = lax.gather(flat, starts, dimensions, (1, block_size, dim), mode=lax.GatherScatterMode.PROMISE_IN_BOUNDS)
     return out.reshape(*rows.shape[:-1], rows.shape[-1] * block_size, dim)
+
+
+def _gather_lanes(flat: jax.Array, rows: jax.Array, *, lane: int, dim: int) -> jax.Array:
+    """``flat[rows, :, lane : lane + dim]`` as one gather that reads nothing else."""
+    starts = jnp.stack([rows, jnp.zeros_like(rows), jnp.full_like(rows, lane)], axis=-1)
+    dimensions = lax.GatherDimensionNumbers(
+        offset_dims=(rows.ndim, rows.ndim + 1), collapsed_slice_dims=(0,), start_index_map=(0, 1, 2)
+    )
+    mode = lax.GatherScatterMode.PROMISE_IN_BOUNDS
+    return lax.gather(flat, starts, dimensions, (1, flat.shape[1], dim), mode=mode)
+
+
+def _gather_whole(flat: jax.Array, rows: jax.Array, *, lane: int, dim: int) -> jax.Array:
+    """The same by whole rows: for a gather of some lanes TPU compilers copy all pages into another layout first."""
+    return flat.at[rows].get(mode="promise_in_bounds")[..., lane : lane + dim]
 
 
 def read_scales(sources: Sources, blocks: jax.Array, part: int) -> jax.Array:

@@ -44,7 +44,7 @@ def _records(options: argparse.Namespace) -> Iterator[Record]:
     elif options.bench == "cache":
         from pagedjax.bench import cache
 
-        yield from cache.run(quick=options.quick)
+        yield from cache.run((1_000, 10_000), repeats=5) if options.quick else cache.run()
     else:
         from pagedjax.bench import reuse
 
