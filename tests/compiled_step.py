@@ -31,6 +31,7 @@ def compiled_step(model, bucket, placement, *, num_blocks, block_size=32):
     dtype = model.embedding.get_value().dtype
     spec = PagesSpec.for_layers(cache_layers(model), num_blocks=num_blocks, block_size=block_size, dtype=dtype)
     graphdef, params = nnx.split(model)
+    params, params_tree = jax.tree.flatten(params)
     everywhere = NamedSharding(placement.mesh, PartitionSpec())
 
     def on_mesh(leaf):
@@ -41,5 +42,5 @@ def compiled_step(model, bucket, placement, *, num_blocks, block_size=32):
     state = jax.tree.map(on_mesh, state)
     state = type(state)(**{**vars(state), "pages": pages})
     packed = jax.ShapeDtypeStruct((step_layout(bucket).size,), jnp.int32, sharding=everywhere)
-    step = jit_step(StepProgram(graphdef, spec, placement), bucket)
+    step = jit_step(StepProgram(graphdef, params_tree, spec, placement), bucket)
     return step.lower(jax.tree.map(on_mesh, params), state, packed).compile(), spec.num_bytes

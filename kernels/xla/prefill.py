@@ -21,7 +21,7 @@ from pagedjax.kernels.xla.options import (
 )
 
 TILE_TOKENS = 128
-CHUNK_TOKENS = 256
+CHUNK_TOKENS = 128
 
 
 def prefill_attention(

@@ -135,12 +135,17 @@ def _as_two_rows(form: _Form) -> _Form:
     return _Form(product, form.store, lambda rows, out: rows == 1 and form.applies(rows, out))
 
 
+def _is_head(rows: int, out: int) -> bool:
+    """Whether a product is as wide as a vocabulary: such weights may be kept in any form, those of layers are [in, out]."""
+    return out > _PIECE
+
+
 _FORMS: dict[str, _Form] = {
     "x[rows, in] @ w[in, out]": _Form(lambda x, w: _contract(x, w, 1, 0), _in_out),
     "(w[in, out].T @ x.T).T": _Form(lambda x, w: _contract(w, x, 0, 1).T, _in_out),
-    "x[rows, in] @ w[out, in].T": _Form(lambda x, w: _contract(x, w, 1, 1), _out_in),
-    "(w[out, in] @ x.T).T": _Form(lambda x, w: _contract(w, x, 1, 1).T, _out_in),
-    "(w[out, in] @ x.T).T in pieces": _Form(_times_pieces, _pieces, lambda rows, out: out > _PIECE),
+    "x[rows, in] @ w[out, in].T": _Form(lambda x, w: _contract(x, w, 1, 1), _out_in, _is_head),
+    "(w[out, in] @ x.T).T": _Form(lambda x, w: _contract(w, x, 1, 1).T, _out_in, _is_head),
+    "(w[out, in] @ x.T).T in pieces": _Form(_times_pieces, _pieces, _is_head),
 }
 _FORMS |= {f"{name}, as two rows": _as_two_rows(form) for name, form in _FORMS.items()}
 

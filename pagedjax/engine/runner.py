@@ -64,8 +64,8 @@ class Runner:
 
     def __post_init__(self) -> None:
         graphdef, params = nnx.split(self.model)
-        self.params = params
-        self.program = StepProgram(graphdef, self.spec, self.placement)
+        self.params, params_tree = jax.tree.flatten(params)
+        self.program = StepProgram(graphdef, params_tree, self.spec, self.placement)
         self.state = self.new_state()
         self._steps: dict[Bucket, Callable[..., Any]] = {}
         self._layouts: dict[Bucket, Layout] = {}

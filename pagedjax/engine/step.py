@@ -6,6 +6,7 @@ back updated in place; what the host reads later is a separate output and never 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,11 +41,13 @@ class StepProgram:
 
     Attributes:
         graphdef: the model without its parameters.
+        params_tree: the structure of the parameters; steps take their leaves, which costs less at each call.
         spec: layout of the pages.
         placement: devices of the pages.
     """
 
     graphdef: Any
+    params_tree: Any
     spec: PagesSpec
     placement: Placement
 
@@ -53,12 +56,12 @@ class StepProgram:
         return apply_deltas(state, deltas_layout().unpack(packed), self.placement)
 
     def step(
-        self, params: Any, state: EngineState, packed: jax.Array, *, bucket: Bucket
+        self, params: Sequence[jax.Array], state: EngineState, packed: jax.Array, *, bucket: Bucket
     ) -> tuple[EngineState, StepOutput]:
         """One step of a bucket.
 
         Args:
-            params: the model's parameters, not donated.
+            params: leaves of the model's parameters, not donated.
             state: donated.
             packed: int32, in the layout of `step_layout(bucket)`.
         """
@@ -82,7 +85,7 @@ class StepProgram:
         return state, StepOutput(drawn)
 
     def _forward(
-        self, params: Any, state: EngineState, fields: dict[str, jax.Array], bucket: Bucket
+        self, params: Sequence[jax.Array], state: EngineState, fields: dict[str, jax.Array], bucket: Bucket
     ) -> tuple[EngineState, jax.Array, Any]:
         """Runs the model; returns the state with this step's KV, and the hidden rows whose logits are wanted."""
         rows = state.last_tokens.shape[0]
@@ -100,7 +103,7 @@ class StepProgram:
         decode_tokens = state.last_tokens[jnp.minimum(row_ids[: bucket.num_decodes], rows - 1)]
         tokens = jnp.concatenate([decode_tokens, fields["prefill_tokens"]])
 
-        model = nnx.merge(self.graphdef, params)
+        model = nnx.merge(self.graphdef, jax.tree.unflatten(self.params_tree, params))
         attach(model, state.pages, batch, spec=self.spec, placement=self.placement)
         hidden = model(tokens[None], positions[None])[0]
         pages = detach(model, self.spec)
@@ -114,7 +117,7 @@ class StepProgram:
 def jit_step(program: StepProgram, bucket: Bucket) -> Any:
     """The jitted step of a bucket: ``(params, state, packed) -> (state, output)``, state donated."""
 
-    def step(params: Any, state: EngineState, packed: jax.Array) -> tuple[EngineState, StepOutput]:
+    def step(params: Sequence[jax.Array], state: EngineState, packed: jax.Array) -> tuple[EngineState, StepOutput]:
         return program.step(params, state, packed, bucket=bucket)
 
     return jax.jit(step, donate_argnums=1)

@@ -48,8 +48,7 @@ def project_to_vocab(x: jax.Array, table: jax.Array, out_dtype: jnp.dtype) -> ja
     """``x @ table.T``, at precision HIGHEST, for a table with a row for each token of the vocabulary.
 
     A table of rows serves the look-up and the head alike, so that tied embeddings are held once. XLA's CPU backend is
-    slow with a matrix this wide (bfloat16, 8 rows of 576 by 49,152: 89 ms; as ``[in, out]`` 15 ms), but not with
-    pieces of it that the caches hold (12 ms; float32: 17 ms against 20, and 35 as ``[in, out]``).
+    slow with a matrix this wide, but not with pieces of it that the caches hold.
 
     Args:
         x: ``[rows, hidden]``.
@@ -72,6 +71,8 @@ _PIECE_SIZE = 1 << 21  # numbers; 3,584 rows of 576: 1,536 and 3,072 were as fas
 
 def _project_in_pieces(x: jax.Array, table: jax.Array, out_dtype: jnp.dtype) -> jax.Array:
     num_rows, (vocab, hidden) = x.shape[0], table.shape
+    if num_rows == 1 and x.dtype != jnp.bfloat16:  # a matrix times a vector is read by all cores as it is
+        return _highest(table, x.T, out_dtype).T
     step = min(vocab, max(128, _PIECE_SIZE // hidden // 128 * 128))
     upright = num_rows > 1  # the table on the left, except for a single row
 
