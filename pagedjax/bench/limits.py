@@ -136,7 +136,7 @@ def _as_two_rows(form: _Form) -> _Form:
 
 
 def _is_head(rows: int, out: int) -> bool:
-    """Whether a product is as wide as a vocabulary: its weights may be kept in any form, those of layers are [in, out]."""
+    """Whether a product is as wide as a vocabulary: its weights may be kept in any form, those of layers not."""
     return out > _PIECE
 
 
