@@ -18,8 +18,8 @@ from pagedjax.kernels.xla.options import (
 )
 from pagedjax.kernels.xla.products import query_scores, weighted_values
 
-CHUNK_TOKENS = 128  # of each sequence; with 8 of them 64 ties and 512 is slower: what is stored leaves the cache
-FEW_SEQUENCES, FEW_CHUNK_TOKENS = 4, 256  # with fewer than that, the loop's own cost counts for more
+CHUNK_TOKENS = 1024  # of all sequences together: what is stored of a chunk should stay in the cache
+MIN_CHUNK, MAX_CHUNK = 64, 256  # of each: with few the loop's own cost counts, with many what lies past the end
 
 
 def decode_attention(
@@ -41,7 +41,7 @@ def decode_attention(
     num_kv_heads, block_size = sources.num_kv_heads, sources.block_size
     group = num_heads // num_kv_heads
     wide, narrow = accumulator_dtype(q), product_dtype(q, sources.pages)
-    chunk_tokens = FEW_CHUNK_TOKENS if batch < FEW_SEQUENCES else CHUNK_TOKENS
+    chunk_tokens = min(max(CHUNK_TOKENS // batch, MIN_CHUNK), MAX_CHUNK)
     chunk_blocks = min(max(1, chunk_tokens // block_size), tables.shape[1])
     dtype = q.dtype
     q = q.reshape(batch, num_kv_heads, group, -1)

@@ -99,7 +99,7 @@ def test_one_row_of_bfloat16_agrees_with_the_same_row_among_others():
 @pytest.mark.parametrize("num_rows", [1, 2, 7])
 @pytest.mark.parametrize("vocab", [5, 128, 300, 1000])
 def test_the_head_in_pieces_is_the_whole_product_at_any_vocabulary(monkeypatch, num_rows, vocab):
-    monkeypatch.setattr("pagedjax.models.layers._PIECE_SIZE", 1)  # pieces of 128 rows; the last one overlaps
+    monkeypatch.setattr("pagedjax.models.layers._PIECE_ROWS", 128)
     rng = np.random.default_rng(0)
     x, table = rng.normal(size=(num_rows, 24)).astype(np.float32), rng.normal(size=(vocab, 24)).astype(np.float32)
     out = project_to_vocab(jnp.asarray(x), jnp.asarray(table), jnp.dtype("float32"))
