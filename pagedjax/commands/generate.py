@@ -106,12 +106,14 @@ def generate(
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     most = sum(params.n * (params.max_tokens or 0) for _ in inputs)
-    progress = Progress(TextColumn("tokens"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console)
-    task = progress.add_task("tokens", total=most or None)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    progress = Progress(*columns, console=console)
+    task = progress.add_task("compiling", total=most or None)
     outputs: list[RequestOutput] = []
     with Live(progress, console=console, transient=True, refresh_per_second=8) as live:
         for outputs in llm.stream(inputs, params):
-            progress.update(task, completed=sum(len(c.token_ids) for o in outputs for c in o.completions))
+            done = sum(len(c.token_ids) for o in outputs for c in o.completions)
+            progress.update(task, completed=done, description="tokens" if done else "compiling")
             if not quiet and console.is_terminal:
                 live.update(_growing(prompts, outputs, progress, console))
     return outputs

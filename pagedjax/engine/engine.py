@@ -174,7 +174,7 @@ class Engine:
         """
         params = params or SamplingParams()
         name = f"request-{next(self._names)}" if request_id is None else request_id
-        if name in self._requests:
+        if name in self._readers or name in self._requests:
             raise RequestError(f"request {name!r} is there already; choose another name")
         if params.stop and self.tokenizer is None:
             raise RequestError("stop strings need a tokenizer; give the engine one or use stop_token_ids")
