@@ -10,7 +10,7 @@ from pagedjax.bench.tables import compare, print_comparison
 def main(arguments: Sequence[str]) -> int:
     """Compare two files of records; return the exit code."""
     if len(arguments) != 2:
-        print("usage: python -m pagedjax.bench.compare before.jsonl after.jsonl", file=sys.stderr)
+        print("usage: python -m pagedjax.bench before.jsonl after.jsonl", file=sys.stderr)
         return 2
     try:
         before, after = (load_records(path) for path in arguments)

@@ -71,10 +71,10 @@ class StepProgram:
         logits = head(hidden_rows[None])[0].astype(jnp.float32)  # [sequences, vocabulary]
 
         rows = fields["sample_row"]
-        params_of = state.sampling.take(jnp.minimum(rows, state.last_tokens.shape[0] - 1))
+        inside = jnp.minimum(rows, state.last_tokens.shape[0] - 1)  # padding samples are dropped below
         source = fields["sample_source"]
-        positions = state.context_lens[jnp.minimum(rows, state.last_tokens.shape[0] - 1)]
-        drawn = sample(logits[source] if bucket.num_prefills else logits, params_of, positions)
+        wanted = logits[source] if bucket.num_prefills else logits
+        drawn = sample(wanted, state.sampling.take(inside), state.context_lens[inside])
         state = EngineState(
             state.pages,
             state.block_tables,
